@@ -31,7 +31,7 @@ from lakeupsert.rows.datafiles import Footer, stream_file
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import LedgerEntry, next_stamp
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.manifest import BucketEntry, DataFile
 from lakeupsert.table.spec import DELETE_FLAG, TableSpec, TypeChange
 from lakeupsert.table.types import type_name
 
@@ -139,7 +139,7 @@ def restored_files(
     """The files of these versions, and of batches above them up to ``batch`` that count."""
     for partition, version in versions.items():
         manifest = table.version(partition, version)
-        yield from (Held(partition, file) for bucket in manifest.buckets for file in bucket.data)
+        yield from _stored(partition, manifest.buckets)
         for link in table.entries(manifest.merged, batch):
             if link.number in active and partition in link.body.touched:
                 yield from (Held(partition, file) for file in link.body.touched[partition].files)
@@ -246,17 +246,21 @@ def _held(table: OpenTable, head: Link[LedgerEntry]) -> Iterator[Held]:
     touched = table.unpublished(snapshot, head.number)
     for partition in sorted({*(snapshot.partitions if snapshot else ()), *touched}):
         if snapshot is not None and partition not in touched:
-            buckets = table.version(partition, snapshot.partitions[partition].version).buckets
-            yield from (Held(partition, file) for bucket in buckets for file in bucket.data)
+            yield from _stored(partition, table.version(partition, snapshot.partitions[partition].version).buckets)
             continue
         newest = table.newest(partition, link, up_to=head.number)
         merged = newest.body.merged if newest else 0
         lags = snapshot is not None and partition in snapshot.lagging
         low = merged if lags or snapshot is None else max(merged, snapshot.batch)
         step = step_to(table, newest, partition, low, max(head.number, merged))
-        yield from (Held(partition, file) for bucket in step.base.buckets for file in bucket.data)
+        yield from _stored(partition, step.base.buckets)
         pending = (entry.body.touched[partition] for entry in step.pending if entry.number in step.active)
         yield from (Held(partition, file) for touch in pending for file in touch.files)
+
+
+def _stored(partition: str, buckets: Iterable[BucketEntry]) -> Iterator[Held]:
+    """The files of these buckets, those of superseded versions included."""
+    return (Held(partition, file) for bucket in buckets for file in (*bucket.data, *bucket.history))
 
 
 def _unfit_rows(

@@ -159,7 +159,8 @@ def _refuse_conversions(view: View, files: Sequence[ViewFile]) -> None:
             "unconverted-files",
             f"{count:,} of {len(files):,} files were written before a retype of {', '.join(map(repr, sorted(older)))}, and Spark "
             "does not convert their values as lakeupsert does. Nothing was read.",
-            next="run `lakeupsert compact --full`, which converts them; or read the table with to_arrow, DuckDB or Polars",
+            next="run `lakeupsert compact --full`, which converts all of them but those of a history; or read the table with "
+            "to_arrow, DuckDB or Polars",
         )
 
 

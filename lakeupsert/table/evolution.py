@@ -372,8 +372,8 @@ def retype(spec: TableSpec, column: str, type_: pa.DataType, *, one_name: bool =
 
 def is_retypable(spec: TableSpec, column: str) -> bool:
     """Whether the text of a column may become another type."""
-    keeps_others = spec.mode == "columns" or spec.history
-    return not keeps_others and spec.ties == "arrival" and column in spec.schema.names and column not in roles(spec)
+    fits = spec.mode == "rows" and spec.ties == "arrival"
+    return fits and column in spec.schema.names and column not in roles(spec)
 
 
 def _refuse_retype(spec: TableSpec, field: pa.Field, type_: pa.DataType) -> None:
@@ -399,12 +399,11 @@ def _refuse_retype(spec: TableSpec, field: pa.Field, type_: pa.DataType) -> None
             "Nothing was changed.",
             next=f'set `{toml_key(name)} = "{type_name(type_)}"` under [tables.….schema]; the next batch widens the column',
         )
-    if spec.mode == "columns" or spec.history:
-        setting = 'mode = "columns"' if spec.mode == "columns" else "history = true"
+    if spec.mode == "columns":
         raise ConfigurationError(
             "retype-not-supported",
-            f"The column {name!r} can't become {type_}: a table with `{setting}` keeps older values of a column, and a retype "
-            "does not look at these. Nothing was changed.",
+            f'The column {name!r} can\'t become {type_}: in a table with `mode = "columns"`, files say for each row which columns '
+            "it brings by their ids. Nothing was changed.",
             next="drop the column and land its values again under another name",
         )
 

@@ -419,6 +419,31 @@ def test_withdrawn_files_are_loaded_again_in_the_new_type(folder: Path) -> None:
     prove(lake)
 
 
+@pytest.mark.parametrize("rewritten", [True, False])
+def test_versions_in_a_history_are_converted(rewritten: bool, folder: Path) -> None:
+    lake = begun(folder, ["1", "x", "3"], history=True)
+    lake.land("2.jsonl", [line("a", 0, 2, v="9"), line("b", 0, 2, v="2"), line("c", 0, 2, "D")])
+    lake.run()
+    assert retype(lake, "int").quarantined == 1
+    assert quarantined(lake) == [("b", "x")], "which readers of the history see"
+    lake.land("3.jsonl", [line("a", 0, 3, v=10)])
+    lake.run()
+    if rewritten:
+        lake.table.reprocess(host="local")
+    found = lake.table.to_arrow(history=True).read_all().to_pylist()
+    assert [(r["k"], r["ts"].second, r["v"]) for r in found] == [
+        ("a", 3, 10),
+        ("a", 2, 9),
+        ("a", 1, 1),
+        ("b", 2, 2),
+        ("b", 1, None),
+        ("c", 1, 3),
+    ]
+    assert len(lake.table.to_arrow(history=True, where="v < 3").read_all()) == 2
+    assert values(lake) == [10, 2]
+    prove(lake)
+
+
 def test_adopted_files_are_converted(folder: Path) -> None:
     lake = Lake(folder, schema=SCHEMA, delete=None)
     types = {"k": pa.string(), "l": pa.int32(), "ts": pa.timestamp("us"), "v": pa.dictionary(pa.int32(), pa.string())}
@@ -607,7 +632,6 @@ def test_what_can_not_be_is_refused_and_changes_nothing(
     [
         ({"ties": "content"}, "content-decides"),
         ({"mode": "columns"}, "retype-not-supported"),
-        ({"history": True}, "retype-not-supported"),
     ],
 )
 def test_tables_that_keep_or_compare_other_values_refuse(settings: dict[str, Any], code: str, folder: Path) -> None:
