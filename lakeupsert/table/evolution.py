@@ -402,8 +402,8 @@ def _refuse_retype(spec: TableSpec, field: pa.Field, type_: pa.DataType) -> None
     if spec.mode == "columns":
         raise ConfigurationError(
             "retype-not-supported",
-            f'The column {name!r} can\'t become {type_}: in a table with `mode = "columns"`, files say for each row which columns '
-            "it brings by their ids. Nothing was changed.",
+            f'The column {name!r} can\'t become {type_}: in a table with `mode = "columns"`, files say by ids which columns a '
+            "row brings. Nothing was changed.",
             next="drop the column and land its values again under another name",
         )
 
