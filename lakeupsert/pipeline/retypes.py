@@ -205,7 +205,10 @@ class _Entering:
             quarantine=tuple(report.file for report in self.reports),
             snapshot=head.body.snapshot,
         )
-        return table.objects.ledger.append(entry, head).link or LOST
+        outcome = table.objects.ledger.append(entry, head)
+        if outcome.result == "unknown":  # the entry may be there, and name the files
+            self.reports, self.seen = [], None
+        return outcome.link or LOST
 
     def _look(self, head: Link[LedgerEntry]) -> None:
         """Quarantine the unfit rows up to ``head``: after a lost race, those of the batches that were faster. Merges bring no

@@ -199,7 +199,8 @@ def as_dicts(table: Any) -> list[dict[str, Any]]:
 
 def test_diff_explain_and_latest_follow_a_retype(lake: Lake) -> None:
     retype(lake, "double")
-    assert lake.table.diff(0, "published").updated == 0, "values are compared as they are now"
+    found = lake.table.diff(0, "published")
+    assert (found.updated, found.not_compared) == (0, ()), "values are compared as they are now"
     lake.land("2.jsonl", [line("a", 0, 2, v=11), line("b", 0, 2, v=9)])
     lake.run()
     assert lake.table.diff(0, "published").updated == 2, "b has another order"
