@@ -5,8 +5,8 @@ Writes    nothing
 Repeat    safe, also during a night; the same two snapshots give the same answer
 
 Both are read under the newer of their specs: a renamed or retyped column is the same column, a new one is null before, a dropped
-one is not compared. Both are in key order, so both are read side by side, a few batches at a time. Only adopted files that no merge
-has settled are not: such a partition is in memory as a whole.
+one is not compared. Both are in key order, so both are read side by side, a few batches at a time. Only adopted files that no
+merge has settled are not: such a partition is in memory as a whole.
 """
 
 from collections import Counter
