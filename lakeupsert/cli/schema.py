@@ -150,7 +150,12 @@ def _change_columns(
         if found.conversion is not None:
             result |= _conversion_result(found.conversion, found.quarantined)
         if dry_run:
-            text = [_text(f"Table {table.name} would be", now), *_conversion_lines(found), "  nothing was changed"]
+            how = "; --yes does it" if found.conversion is not None else ""
+            text = [
+                _text(f"Table {table.name} would be", now),
+                *_conversion_lines(found),
+                f"  nothing was changed{how}",
+            ]
             return Answer(result, "\n".join(text), warnings)
         if found.quarantined:
             warnings += (
@@ -208,7 +213,7 @@ def _conversion_lines(change: "SchemaChange") -> Iterator[str]:
     yield from (f"  {line}" for line in more_text(len(shown), len(found.values), "--json lists more"))
     if change.entry is None:
         yield ""
-        yield "  next: correct these rows at their source and land them again, or give --quarantine-unfit with --yes"
+        yield "  next: correct these rows at their source and land them again, or add --quarantine-unfit to --yes"
 
 
 def _result(columns: "list[Column]") -> list[dict[str, object]]:
