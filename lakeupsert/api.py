@@ -36,7 +36,7 @@ from lakeupsert.operations.replay import replay
 from lakeupsert.operations.reprocess import ReprocessOptions, ReprocessResult, reprocess_and_publish
 from lakeupsert.operations.restore import RestorePlan, restore
 from lakeupsert.operations.run import RunOptions, RunResult, run
-from lakeupsert.operations.schema import Column, SchemaChange, change, columns
+from lakeupsert.operations.schema import Column, SchemaChange, change, columns, retype_to
 from lakeupsert.operations.snapshots import list_snapshots, list_tags, lost_snapshots, tag
 from lakeupsert.operations.vacuum import VacuumResult, vacuum
 from lakeupsert.pipeline.append import append
@@ -64,6 +64,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.evolution import drop, rename
 from lakeupsert.table.ledger import Reason, Scope
 from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.types import named_type
 from lakeupsert.table.work import Source
 
 if TYPE_CHECKING:
@@ -475,8 +476,35 @@ class Table:
         one_name = self._table.settings.one_name_in_files
         return change(self._table, lambda spec: drop(spec, column, one_name=one_name), dry=dry)
 
+    @_public
+    def retype_column(
+        self,
+        column: str,
+        type: str,
+        *,
+        quarantine_unfit: bool = False,
+        dry: bool = False,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> SchemaChange:
+        """Give a column another type from the next ledger number on, without rewriting a file.
+
+        Its values are converted when old files are read, and for good when merges and `compact` rewrite these. Readers see it
+        after the next publish.
+
+        Args:
+            type: as under `[tables.NAME.schema]`, for example ``double`` or ``decimal(12,2)``.
+            quarantine_unfit: where a value does not convert, the column becomes null, and a copy of the row goes to quarantine.
+            dry: change nothing; `SchemaChange.conversion` counts the values that convert, and lists those that do not.
+
+        Raises:
+            ConfigurationError: there is no such column, or it can't have that type.
+            RefusedError: values do not convert (``unfit-values``), and ``quarantine_unfit`` is not set.
+        """
+        to = retype_to(self._table, column, named_type(type, "the type of a retype"))
+        return change(self._table, to, dry=dry, quarantine_unfit=quarantine_unfit, progress=progress)
+
     def shows(self, change: SchemaChange) -> bool:
-        """Whether readers see a rename or drop already."""
+        """Whether readers see a change of the columns already."""
         snapshot = self._table.last_snapshot()
         return snapshot is not None and snapshot.body.spec_version >= change.version
 

@@ -49,7 +49,14 @@ def files(call: Call, snapshot: str, where: str | None) -> Answer:
 
 
 def _other_names(spec: "TableSpec", listed: Sequence["DataFile"]) -> Iterator[str]:
-    """Warnings about files that call columns otherwise than the table does."""
+    """Warnings about files that call columns otherwise than the table does, or have them in another type."""
+    retyped = [name for file in listed for name in spec.conversions(file.renames)]
+    if retyped:
+        count = sum(bool(spec.conversions(file.renames)) for file in listed)
+        yield (
+            f"{count:,} of {len(listed):,} files were written before a retype of {output.short_list(sorted(set(retyped)))} and "
+            "still have the old values; `lakeupsert compact --full` converts them"
+        )
     older = sum(bool(spec.changed_names(file.renames)) and not spec.keeps_names(file.renames) for file in listed)
     if older:
         yield (

@@ -81,7 +81,9 @@ def quarantine(
         if target is not None:
             facts.append(("written", f"{output.count(total, 'row')} to {target}"))
         if total and not files:
-            facts.append(("next", "fix the cause, then `lakeupsert append --replay-quarantine`"))
+            copies = "land corrected rows with a newer order; a replay takes no copy of a stored row"
+            again = "fix the cause, then `lakeupsert append --replay-quarantine`"
+            facts.append(("next", copies if seen.reasons.keys() == {"retyped"} else again))
         lines = [output.block(f"Table {table.name}", facts), *(f"  {line}".rstrip() for line in _lists(seen, total))]
         return Answer(result, "\n".join(lines))
 

@@ -34,6 +34,7 @@ def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
             "withdrawn": [{"batch": n, "rows": rows} for n, rows in plan.withdrawn.items()],
             "brought_back": [{"batch": n, "rows": rows} for n, rows in plan.brought_back.items()],
             "partitions": list(plan.partitions),
+            "unfit": plan.unfit,
             "entry": plan.entry,
         }
         facts = [("restores", f"snapshot {plan.snapshot} (batch {plan.batch})")]
@@ -49,6 +50,9 @@ def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
         else:
             facts.append(("", "nothing to do: the table is at this snapshot already"))
             return Answer(result, output.block(f"Table {table.name}", facts))
+        if plan.unfit:
+            which = f"{output.count(plan.unfit, 'value')} that a retype since does not convert: null"
+            facts.append(("brings back", f"{which}, with a copy of the row in quarantine"))
         if not yes:
             facts.append(("", f"nothing was changed; `lakeupsert restore {to} --yes` does it"))
             return Answer(result, output.block(f"Table {table.name}", facts))

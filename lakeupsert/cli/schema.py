@@ -1,7 +1,8 @@
-"""`lakeupsert schema`: list, rename and drop the columns of a table."""
+"""`lakeupsert schema`: list, rename, drop and retype the columns of a table."""
 
-from collections.abc import Callable
-from dataclasses import replace
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -11,10 +12,17 @@ from lakeupsert.cli.aliasfile import plan_alias
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.problems import merge_error
 from lakeupsert.cli.program import main
+from lakeupsert.cli.rows import cell_text, cut_text, more_text, table_lines
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
     from lakeupsert.operations.schema import Column, SchemaChange
+    from lakeupsert.pipeline.retypes import Conversion
+
+MOST_UNFIT = 20
+"""Unfit values that the text of a retype lists."""
+WIDTH = 40
+"""Characters of such a value."""
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Show the resulting columns. Changes nothing.")
 
@@ -23,9 +31,9 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Show the resulting colu
 @common
 @click.pass_context
 def schema(context: click.Context) -> Answer | None:
-    """List the columns of a table, or rename or drop one.
+    """List the columns of a table, or rename, drop or retype one.
 
-    A column keeps its id for life. New columns and wider types need no command: landing files bring them.
+    A column keeps its id until it is retyped. New columns and wider types need no command: landing files bring them.
 
     \b
     Example:
@@ -101,6 +109,35 @@ def drop(call: Call, name: str, dry_run: bool) -> Answer:
     return _change_columns(call, lambda table: table.drop_column(name, dry=dry_run), dry_run=dry_run)
 
 
+@schema.command()
+@click.argument("column")
+@click.argument("type", metavar="TYPE")
+@click.option(
+    "--quarantine-unfit",
+    is_flag=True,
+    help="Where a value does not convert, keep a copy of the row in quarantine; the column is null in the row from then on.",
+)
+@click.option("--yes", is_flag=True, help="Do it. Without --yes, only show which values convert.")
+@common
+@click.pass_obj
+def retype(call: Call, column: str, type: str, quarantine_unfit: bool, yes: bool) -> Answer:
+    """Give a column another type. No file is rewritten.
+
+    Without --yes, it counts the values that convert, and lists those that do not. TYPE is a name as under [tables.NAME.schema].
+    Old files are converted when they are read, and for good by merges and `compact --full`.
+
+    \b
+    Example:
+      lakeupsert schema retype price "decimal(12,2)"
+    """
+
+    def change(table: "Table") -> "SchemaChange":
+        with call.progress(table.name) as progress:
+            return table.retype_column(column, type, quarantine_unfit=quarantine_unfit, dry=not yes, progress=progress)
+
+    return _change_columns(call, change, dry_run=not yes)
+
+
 def _change_columns(
     call: Call, change: "Callable[[Table], SchemaChange]", *, dry_run: bool, warnings: tuple[str, ...] = ()
 ) -> Answer:
@@ -110,8 +147,21 @@ def _change_columns(
         found = change(table)
         now = columns(found.spec)
         result: dict[str, object] = {"columns": _result(now), "dry": dry_run, "entry": found.entry, "published": False}
+        if found.conversion is not None:
+            result |= _conversion_result(found.conversion, found.quarantined)
         if dry_run:
-            return Answer(result, f"{_text(f'Table {table.name} would be', now)}\n  nothing was changed", warnings)
+            how = "; --yes does it" if found.conversion is not None else ""
+            text = [
+                _text(f"Table {table.name} would be", now),
+                *_conversion_lines(found),
+                f"  nothing was changed{how}",
+            ]
+            return Answer(result, "\n".join(text), warnings)
+        if found.quarantined:
+            warnings += (
+                f"{output.count(found.quarantined, 'row')} with values that do not convert: a copy is in quarantine "
+                "(`lakeupsert quarantine --reason retyped`), and the column is null in them",
+            )
         published = table.publish()
         shown = table.shows(found)
         call.changed = call.changed or shown
@@ -120,9 +170,50 @@ def _change_columns(
             warnings += (
                 f"readers see the old columns until all batches before ledger entry {found.entry} are merged: `lakeupsert run`",
             )
-        return Answer(
-            result, _text(f"Table {table.name}", now), warnings, error=merge_error(call, table, (), published)
-        )
+        text = [_text(f"Table {table.name}", now), *_conversion_lines(found)]
+        return Answer(result, "\n".join(text), warnings, error=merge_error(call, table, (), published))
+
+
+def _conversion_result(found: "Conversion", quarantined: int) -> dict[str, object]:
+    values = [asdict(one) for one in found.values.values()]
+    listed = sum(one.rows for one in found.values.values())
+    return {
+        "converted": found.converted,
+        "unfit": found.unfit,
+        "unfit_values": values,
+        "unfit_not_listed": found.unfit - listed,
+        "quarantined": quarantined,
+    }
+
+
+def _conversion_lines(change: "SchemaChange") -> Iterator[str]:
+    from lakeupsert.table.types import type_name  # imports Arrow
+
+    found = change.conversion
+    if found is None:
+        return
+    was, becomes = map(type_name, found.change)
+    yield ""
+    yield f"  {found.column}: {was} to {becomes}"
+    yield f"  {output.count(found.converted, 'value')} {'converts' if found.converted == 1 else 'convert'}"
+    if not found.unfit:
+        return
+    yield f"  {output.count(found.unfit, 'value')} {'does' if found.unfit == 1 else 'do'} not:"
+    yield ""
+    shown = list(found.values.values())[:MOST_UNFIT]
+    columns = [
+        [cut_text(json.dumps(one.value, ensure_ascii=False), WIDTH) for one in shown],
+        [f"{one.rows:,}" for one in shown],
+        [
+            cell_text(f"{one.partition}, {' '.join(f'{name}={value}' for name, value in one.key.items())}")
+            for one in shown
+        ],
+    ]
+    yield from (f"  {line}" for line in table_lines(["value", "rows", "one of them"], columns, [False, True, False]))
+    yield from (f"  {line}" for line in more_text(len(shown), len(found.values), "--json lists more"))
+    if change.entry is None:
+        yield ""
+        yield "  next: correct these rows at their source and land them again, or add --quarantine-unfit to --yes"
 
 
 def _result(columns: "list[Column]") -> list[dict[str, object]]:

@@ -35,8 +35,9 @@ from lakeupsert.table.spec import PLACE
 
 log = logging.getLogger(__name__)
 
-UNTRIED = ("unreadable_file", "malformed", "missing_column")
-"""Reasons that only another landing file can mend: the row has no columns, or lacks some that it needs."""
+UNTRIED = ("unreadable_file", "malformed", "missing_column", "retyped")
+"""Reasons that only another landing file can mend: the row has no columns, or lacks some that it needs, or it is a copy of a
+stored row, which may have been updated or deleted since."""
 
 
 def replay_rows(

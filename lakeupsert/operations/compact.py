@@ -20,17 +20,21 @@ def compact(
     table: OpenTable, *, full: bool, host: HostName, workers: int, stop: Stop, progress: Callable[[str], None]
 ) -> ReprocessResult:
     """Rewrite partitions whose deltas and superseded rows cost readers much, whose buckets are far smaller than `bucket`, or
-    that were adopted and not merged since. ``full``: all partitions that a rewrite improves."""
+    that were adopted and not merged since. ``full``: all partitions that a rewrite improves, also those with files from before a
+    retype."""
     snapshot = table.last_snapshot()
     table.ledger_head()  # an error if a newer snapshot is gone
     shown = snapshot.body.partitions if snapshot else {}
     heads = table.heads(shown)
     if ahead := [p for p, head in heads.items() if head.number > shown[p].version]:
         publish(table, also=ahead)  # an earlier compact wrote these versions and died before it published them
-    types = table.spec(snapshot.body.spec_version).base_schema.types if snapshot else ()
+    spec = table.spec(snapshot.body.spec_version) if snapshot else None
+    types = spec.base_schema.types if spec else ()
 
     def is_costly(buckets: Sequence[BucketEntry]) -> bool:
         rule = SplitRule.of(table.settings.bucket_bytes, types, buckets)
+        if full and spec and any(spec.conversions(file.renames) for bucket in buckets for file in bucket.data):
+            return True
         return len(rule.join(buckets)) < len(buckets) or any(worth_compacting(b, full=full) for b in buckets)
 
     costly = {p for p, head in heads.items() if is_costly(head.body.buckets)}

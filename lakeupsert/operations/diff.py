@@ -4,9 +4,9 @@ Reads     the manifests of partitions whose versions differ, and of their data f
 Writes    nothing
 Repeat    safe, also during a night; the same two snapshots give the same answer
 
-Both are read under the newer of their specs: a renamed column is the same column, a new one is null before, a dropped one is not
-compared. Both are in key order, so both are read side by side, a few batches at a time. Only adopted files that no merge has
-settled are not: such a partition is in memory as a whole.
+Both are read under the newer of their specs: a renamed or retyped column is the same column, a new one is null before, a dropped
+one is not compared. Both are in key order, so both are read side by side, a few batches at a time. Only adopted files that no
+merge has settled are not: such a partition is in memory as a whole.
 """
 
 from collections import Counter
@@ -96,8 +96,8 @@ def diff(
     """
     newer = max(before, after, key=lambda view: view.snapshot.spec_version).spec
     where = _condition(name, newer, key) if key else None
-    ids = {field_id(field) for field in newer.schema}
-    dropped = {f.name: None for view in (before, after) for f in view.spec.schema if field_id(f) not in ids}
+    kept = newer.names_by_id
+    dropped = {f.name: None for view in (before, after) for f in view.spec.schema if field_id(f) not in kept}
     views = (replace(before, spec=newer), replace(after, spec=newer))
     found = []
     for partition in _changed_partitions(views, where):

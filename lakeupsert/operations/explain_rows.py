@@ -21,7 +21,7 @@ from lakeupsert.rows.arrays import Column, Rows
 from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.columns import fill_in_brought_columns
 from lakeupsert.rows.convert import to_json_values
-from lakeupsert.rows.datafiles import POSITION, align, open_object, rename_columns, stream_file
+from lakeupsert.rows.datafiles import POSITION, align, as_of_now, open_object, stream_file
 from lakeupsert.rows.floor import PARTITION, Forgetting, find_up_to, is_among, read_refused_keys
 from lakeupsert.rows.rank import sort_by_rank
 from lakeupsert.rows.vectors import deleted_positions
@@ -159,7 +159,8 @@ class RowSearch:
             ours = (*(field.name for field in RANK), MOVED_TO)
             wanted = [names.get(n, n) for n in (*self.spec.base_schema.names, *ours)]
             there = set(fragment.physical_schema.names)
-            return rename_columns(fragment.to_table(columns=[n for n in wanted if n in there], filter=condition), names)
+            rows = fragment.to_table(columns=[n for n in wanted if n in there], filter=condition)
+            return as_of_now(rows, self.spec, file.renames)
 
     def with_stored(
         self, rows: list[KeyRow], partition: str, version: Link[Manifest] | None, uncounted: set[KeyRow]

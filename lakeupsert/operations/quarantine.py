@@ -85,7 +85,7 @@ def _refused_by_merges(table: OpenTable, headers: Sequence[LedgerEntry]) -> list
 def _read(
     table: OpenTable, names: Sequence[str], reason: Reason | None, headers: Sequence[LedgerEntry]
 ) -> Iterator[pa.RecordBatch]:
-    numbers = {entry.batch_id: number for number, entry in enumerate(headers) if entry.kind == "batch"}
+    numbers = {entry.batch_id: number for number, entry in enumerate(headers)}
     for name in names:
         with open_object(table.store, name) as source:
             file = pq.ParquetFile(source)

@@ -5,7 +5,8 @@ Writes    temporary files only
 Repeat    safe
 
 DuckDB reads Parquet (Arrow its operation column), and Python's own readers read text. Avro and ORC have no second reader, so
-they are read as `append` reads them. DuckDB's CAST converts every value to the type of its column in the spec. DuckDB's window
+they are read as `append` reads them. DuckDB's CAST converts every value to the type that its column had in the spec of the batch,
+and what a retype made of it since is computed as readers compute it. DuckDB's window
 finds the winners, and all their columns are compared with what readers see.
 """
 

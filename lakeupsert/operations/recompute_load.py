@@ -48,14 +48,14 @@ from lakeupsert.operations.recompute_text import read_text
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.view import plain_path
 from lakeupsert.rows.arrays import Column, Indices, Rows
-from lakeupsert.rows.convert import decode
+from lakeupsert.rows.convert import convert_in_steps, decode
 from lakeupsert.rows.datafiles import from_bytes, read_file
 from lakeupsert.rows.floor import Forgetting
 from lakeupsert.storage import NotFoundError, ObjectReader
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import FullExtract, LandingFile, LedgerEntry
 from lakeupsert.table.manifest import DataFile
-from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.spec import TableSpec, TypeChange
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -112,6 +112,7 @@ class LandedRows:
         self._spec = spec
         self._key = key_columns(spec)
         self._db = db
+        self._functions: dict[TypeChange, str] = {}
 
     def first_gone(self, entry: LedgerEntry, partitions: Sequence[str]) -> str | None:
         """The first file of the batch that is gone or changed, or None. Replayed rows count as gone: no landing file has them."""
@@ -317,7 +318,7 @@ class LandedRows:
         """The value of each column that readers see, in SQL."""
         spec = self._table.spec(source.entry.spec_version)
         old_names = self._spec.names_at(len(spec.renames))
-        old_types = self._types(spec)
+        old_types, retypes = self._types(spec), self._spec.conversions(len(spec.renames))
         present = set(map(str.lower, source.columns))  # DuckDB ignores case, too
         for new_name, type_ in self._types(self._spec).items():
             name = old_names.get(new_name, new_name)
@@ -334,8 +335,24 @@ class LandedRows:
             else:
                 value = self._landed(source, name, old_types)
             # A value of a column that was widened since, for example a FLOAT, gets the type that it had.
-            old_type = old_types.get(name, type_)
-            yield f"TRY_CAST(TRY_CAST({value} AS {old_type}) AS {type_}) AS {identifier(new_name)}"
+            value = f"TRY_CAST({value} AS {old_types.get(name, type_)})"
+            for change in retypes.get(new_name, ()):
+                value = self._retyped(value, change)
+            yield f"TRY_CAST({value} AS {type_}) AS {identifier(new_name)}"
+
+    def _retyped(self, value: str, change: TypeChange) -> str:
+        """A value after a retype, in SQL. Arrow converts it, because DuckDB's casts round, and trim blanks."""
+
+        def convert_all(values: pa.ChunkedArray) -> pa.Array:
+            return convert_in_steps(values.combine_chunks(), [change])[0]
+
+        before, after = (self._type(pa.field("value", type_)) or "" for type_ in change)
+        if change not in self._functions:
+            self._functions[change] = f"lakeupsert_retype_{len(self._functions)}"
+            self._db.create_function(
+                self._functions[change], convert_all, [before], after, type="arrow", null_handling="special"
+            )
+        return f"{self._functions[change]}(TRY_CAST({value} AS {before}))"
 
     def _landed(self, source: _Source, name: str, types: dict[str, str]) -> str:
         """The value of a column of the file, in SQL."""

@@ -1,13 +1,15 @@
 """Restore the table to a snapshot: a ledger entry withdraws later batches, and merges put the old versions back.
 
 Reads     the snapshot, the whole ledger, and the version of each changing partition that the snapshot names
-Writes    ONE ledger entry, which is the commit; then a message for each partition. Nothing is deleted or rewritten
+Writes    quarantine files, if rows come back with values that a retype since does not convert; ONE ledger entry, which is the
+          commit; then a message for each partition. Nothing is deleted or rewritten
 Repeat    safe: if the same batches count as at the snapshot, no entry is written, and missing messages are sent
 
 A restore is always of the whole table, since a snapshot shows whole batches. Landing files of withdrawn batches count as taken;
 `append --again` loads them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
@@ -15,10 +17,11 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.retypes import count_unfit, quarantine_unfit, restored_files, retypes_between
 from lakeupsert.queue import Message
 from lakeupsert.read.view import choose, expired_snapshot
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
-from lakeupsert.table.ledger import NOTHING, LedgerEntry, RestorePoint, active_batches, next_stamp
+from lakeupsert.table.ledger import NOTHING, LedgerEntry, QuarantineFile, RestorePoint, active_batches, next_stamp
 from lakeupsert.table.snapshot import Snapshot
 
 
@@ -30,6 +33,8 @@ class RestorePlan:
         withdrawn, brought_back: batches that stop counting, and that count again, with their rows.
         partitions: those that change.
         unpublished: if none changes, those that readers still see as before: an earlier restore is not finished.
+        unfit: rows that come back with a value that a retype since does not convert. The column is null in them, and the entry
+            names quarantine files with a copy of each.
         entry: the number of the ledger entry; None if nothing was written.
     """
 
@@ -39,6 +44,7 @@ class RestorePlan:
     brought_back: dict[int, int]
     partitions: tuple[str, ...]
     unpublished: tuple[str, ...] = ()
+    unfit: int = 0
     entry: int | None = None
 
 
@@ -75,31 +81,52 @@ def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> Resto
             unpublished=() if changed else tuple(table.unpublished(newest.body, head.number)),
         )
         versions = {p: _version(table, to, p) for p in partitions}
+        retypes = retypes_between(table, 0, head.body.spec_version)
+        back = restored_files(table, versions, to.body.batch, then)
         if dry:
-            return plan
+            return replace(plan, unfit=count_unfit(table, retypes, back))
         if not changed:
             send_missing(table)
             return plan
-        entry = LedgerEntry(
-            kind="restore",
-            batch_id=clock.new_id(),
-            received_at=next_stamp(head.body),
-            spec_version=head.body.spec_version,
-            touched=dict.fromkeys(partitions, NOTHING),
-            restored=RestorePoint(snapshot=to.number, batch=to.body.batch, versions=versions),
-            snapshot=newest.number,
-        )
-        link = table.objects.ledger.append(entry, head).link
-        if link is not None:
+        batch_id = clock.new_id()
+        refused = quarantine_unfit(table, retypes, back, head.number + 1, batch_id)
+        point = RestorePoint(snapshot=to.number, batch=to.body.batch, versions=versions)
+        entry = _entry(head, newest, point, batch_id, [report.file for report in refused])
+        outcome = table.objects.ledger.append(entry, head)
+        if outcome.result == "lost":
+            table.discard(report.file.name for report in refused)
+        if (link := outcome.link) is not None:
             try:
                 table.queue.send([Message(table.name, partition, link.number) for partition in partitions])
             except LakeupsertError as e:
                 e.data_changed = True  # the restore is committed; if repeated, it sends its messages again
                 raise
-            return replace(plan, entry=link.number)
+            return replace(plan, unfit=entry.rows_quarantined, entry=link.number)
         return LOST
 
     return until_won(table.store.uri(), attempt)
+
+
+def _entry(
+    head: Link[LedgerEntry],
+    newest: Link[Snapshot],
+    point: RestorePoint,
+    batch_id: str,
+    quarantine: Sequence[QuarantineFile],
+) -> LedgerEntry:
+    rows = sum(file.rows for file in quarantine)
+    return LedgerEntry(
+        kind="restore",
+        batch_id=batch_id,
+        received_at=next_stamp(head.body),
+        spec_version=head.body.spec_version,
+        touched=dict.fromkeys(point.versions, NOTHING),
+        restored=point,
+        rows_read=rows,
+        quarantined={"retyped": rows} if rows else {},
+        quarantine=tuple(quarantine),
+        snapshot=newest.number,
+    )
 
 
 def _version(table: OpenTable, snapshot: Link[Snapshot], partition: str) -> int:

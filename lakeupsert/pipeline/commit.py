@@ -1,6 +1,6 @@
 """Commit a batch, of landing files or of quarantined rows.
 
-Reads     the heads of spec and ledger after a lost race
+Reads     the heads of spec and ledger after a lost race; if a retype broke off before its ledger entry, what `retypes` reads
 Writes    the next spec if columns came or grew, then ONE ledger entry: that put is the commit and the acknowledgement; then a
           message for each touched partition
 Repeat    safe: after a lost race the batch's files are deleted; after an unknown outcome they stay, since an entry may name them
@@ -11,6 +11,7 @@ Repeat    safe: after a lost race the batch's files are deleted; after an unknow
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
@@ -25,9 +26,12 @@ from lakeupsert.events import BatchCommit
 from lakeupsert.pipeline.discover import Ground
 from lakeupsert.pipeline.key_places import settle_keys
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.retypes import enter, is_waiting
 from lakeupsert.queue import Message
 from lakeupsert.table.chain import LOST, Link, Lost, Outcome
 from lakeupsert.table.ledger import LedgerEntry
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,11 @@ def commit_batch(
     ``files`` are all objects that the batch wrote. They are deleted after a lost race, and only then. ``host``: where a key index
     is rebuilt.
     """
+    if ground.head and ground.spec_head and is_waiting(table, ground.spec_head, ground.head):
+        number = enter(table, ground.spec_head.number)
+        log.warning("the column change of a command that broke off is finished: ledger entry %d", number)
+        table.discard(files)
+        return LOST
     if job.spec.key_scope == "table":
         settled = settle_keys(table, host, job.spec, ground.head, entry, progress)
         if settled is None:

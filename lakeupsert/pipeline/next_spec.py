@@ -5,6 +5,7 @@ Writes    nothing
 Repeat    safe
 """
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.convert import texts_like
 from lakeupsert.storage import ObjectReader
-from lakeupsert.table.evolution import evolve, nearest_name
+from lakeupsert.table.evolution import evolve, is_retypable, nearest_name
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import normalize, same_values, type_name, widen
@@ -49,7 +50,7 @@ def plan_spec(
     ]
     spec = evolve(known, pa.schema([*fields, *((name, type_) for name, type_ in given.items() if name in own)]))
     warnings = [
-        *_text_for_good(table, known, spec, surveys, given, ahead=ahead).values(),
+        *_text_by_few(table, known, spec, surveys, given, ahead=ahead).values(),
         *_types_without_effect(table, spec, given),
         *_misspelt_types(table, spec, given),
         *_dates_without_effect(table, spec),
@@ -182,8 +183,8 @@ def _first_spec(
         fields, later = later, []
     spec = declaration.new_spec(pa.schema(fields), later)
     text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys()
-    for_good = _text_for_good(table, None, spec, surveys, given, ahead=ahead)
-    undated = text - {one.column for one in spec.partition_from} - for_good.keys()
+    by_few = _text_by_few(table, None, spec, surveys, given, ahead=ahead)
+    undated = text - {one.column for one in spec.partition_from} - by_few.keys()
     if all(s.typed for s in surveys):
         undated = set()
     warnings = [
@@ -196,7 +197,7 @@ def _first_spec(
             for n in spec.partition_by
             if n in undated
         ),
-        *for_good.values(),
+        *by_few.values(),
         *_dates_without_effect(table, spec),
         *_aliased_columns(table, spec),
         *_delete_values_without_effect(table, spec, surveys),
@@ -204,10 +205,10 @@ def _first_spec(
     return spec, warnings
 
 
-def _text_for_good(
+def _text_by_few(
     table: OpenTable, known: TableSpec | None, spec: TableSpec, surveys: Sequence[Survey], given: Types, *, ahead: bool
 ) -> dict[str, str]:
-    """By column, a warning for each one that a few values make text, for good."""
+    """By column, a warning for each one that a few values make text."""
     own = known.schema.names if known is not None else ()
     columns = {f.name for f in spec.schema if pa.types.is_string(f.type)}
     columns -= {*own, *given, *table.declaration.text_columns}
@@ -222,15 +223,18 @@ def _text_for_good(
         dominant = dominant_types.get(name) if name in columns else None
         if dominant is not None and dominant.is_clear:
             unfit = describe_unfit(table.landing, dominant, table.settings.reading)
-            setting = f'`{toml_key(name)} = "{type_name(dominant.type)}"` under [tables.{table.name}.schema]'
+            type_ = type_name(dominant.type)
+            setting = f'`{toml_key(name)} = "{type_}"` under [tables.{table.name}.schema]'
             if ahead:
                 repair = f"to keep the type, set {setting} before the run"
+            elif is_retypable(spec, name):
+                repair = f"to change that, `lakeupsert schema retype {shlex.join([name, type_])}`"
             elif known is None:
                 repair = f"to change that, remove {table.settings.processed}, set {setting} and run again"
             else:
                 repair = f"to change that, `lakeupsert schema drop {name}`, set {setting} and land the files under other names"
             verb = "will be" if ahead else "is"
-            warnings[name] = f"column {name!r} {verb} text for good: {unfit}; {repair}: then such rows go to quarantine"
+            warnings[name] = f"column {name!r} {verb} text: {unfit}; {repair}: then such rows go to quarantine"
     return warnings
 
 
@@ -287,7 +291,7 @@ def _aliased_columns(table: OpenTable, spec: TableSpec) -> list[str]:
     There is none if that other column was renamed from it: files still had the old name, which became a column of its own,
     and the alias puts its values back.
     """
-    names = {field.id: field.name.lower() for field in spec.fields}
+    names = {id_: name.lower() for id_, name in spec.names_by_id.items()}
     renamed = {(one.name.lower(), names[one.id]) for one in spec.renames if one.id in names}
     own = {name.lower(): name for name in (*spec.schema.names, *([spec.delete.column] if spec.delete else [])) if name}
     return [

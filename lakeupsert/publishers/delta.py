@@ -357,6 +357,13 @@ def _diff(
     """``known``: what readers read of the partition so far, by path."""
     files, stay = [], set()
     for file in (file for bucket in manifest.buckets for file in bucket.data):
+        if spec.conversions(file.renames):
+            raise ConfigurationError(
+                "unfit-for-delta",
+                f"{file.name} was written before a column was retyped, and readers of Delta would not convert its values. They "
+                "see the last version from before; readers of lakeupsert are not concerned.",
+                next="run `lakeupsert compact --full`, which converts them",
+            )
         if spec.names_in(file.renames) != spec.names_written:
             raise ConfigurationError(
                 "unfit-for-delta",

@@ -390,6 +390,9 @@ class IcebergPublisher:
             return max(0, bisect_right(firsts, partition) - 1)
 
         changed = {p for p in {*now, *old} if now.get(p) != old.get(p)}
+        if before and before.spec_version != link.body.spec_version and "retypes" in writer.spec.requires:
+            # Files that stay may be from before a retype, and have no field of the new id.
+            self.map_concurrently(lambda p: self._buckets(writer.spec, p, now[p].version), list(now))
         touched = set(map(place_of, changed)) if before else set(range(len(listed)))
         known: dict[str, list[Entry]] = {partition: [] for partition in changed}
         read = [manifest for place, run in enumerate(listed) if place in touched for manifest in run.manifests]
@@ -466,7 +469,8 @@ class IcebergPublisher:
         return kind(self.objects.store, writer.address, f"{_DELETES}/{number}-", self.map_concurrently)
 
     def _buckets(self, spec: TableSpec, partition: str, version: int) -> tuple[BucketEntry, ...]:
-        """The buckets of a version. Raises ConfigurationError (``unfit-for-iceberg``) if its files lack field ids."""
+        """The buckets of a version. Raises ConfigurationError (``unfit-for-iceberg``) if its files lack field ids, or have values
+        that readers would have to convert."""
         buckets = self.version(partition, version).buckets
         see = "Readers of Iceberg see the snapshot before; readers of lakeupsert are not affected."
         if any(bucket.data and not bucket.settled for bucket in buckets):
@@ -474,6 +478,12 @@ class IcebergPublisher:
                 UNFIT,
                 f"{partition} has adopted files, whose columns have no field ids of this table. {see}",
                 next="run `lakeupsert compact --full`, which writes files with field ids",
+            )
+        if any(spec.conversions(file.renames) for bucket in buckets for file in bucket.data):
+            raise ConfigurationError(
+                UNFIT,
+                f"{partition} has files from before a column was retyped, and readers would not convert its values. {see}",
+                next="run `lakeupsert compact --full`, which converts them",
             )
         if any(lacks_field_ids(spec, file) for bucket in buckets for file in bucket.data):
             raise ConfigurationError(

@@ -283,6 +283,13 @@ class SymlinkPublisher:
                 "symlink tables do not know",
                 "run `lakeupsert compact --full`; later merges rewrite",
             )
+        unconverted = sorted({partition for partition, file in files if spec.conversions(file.renames)})
+        if unconverted:
+            raise self._unfit(
+                f"{len(unconverted)} partitions have files from before a column was retyped ({unconverted[0]} is the first one), "
+                "and readers would not convert their values",
+                "run `lakeupsert compact --full`, which converts them",
+            )
         with_old_names = sorted(
             {partition for partition, file in files if spec.names_in(file.renames) != spec.names_written}
         )
@@ -300,8 +307,8 @@ class SymlinkPublisher:
             (id_, column.name) for id_, column in now[: len(before)]
         ]:
             raise self._unfit(
-                "columns were dropped or changed their place, and readers would see other columns' values or nulls while the "
-                "partitions are switched one after the other",
+                "columns were dropped, were retyped or changed their place, and readers would see other columns' values or nulls "
+                "while the partitions are switched one after the other",
                 f"run `lakeupsert publish --to {self.catalog.kind} --reset`, which drops the table and creates it again; "
                 "meanwhile readers find no table",
             )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -73,17 +74,21 @@ def first_rows(rows: pa.RecordBatchReader, count: int) -> Rows:
 
 @dataclass(frozen=True)
 class Scan:
-    """How to read the files that were written after the same number of renames. All names are those in the files.
+    """How to read the files that were written after the same number of renames. All names are those in the files, or, if
+    ``converts``, those of now.
 
     Attributes:
         pushed, rest: the parts of the filter that statistics may decide and that they may not; None if there is no such part.
         names: the current names of the columns, if they differ.
+        converts: a column was retyped since. What a file says of its old values says nothing of the new ones, so rows are
+            converted first, and then filtered.
     """
 
     schema: pa.Schema
     pushed: Expression | None
     rest: Expression | None
     names: list[str] | None
+    converts: bool
 
 
 def scans(
@@ -111,7 +116,8 @@ def _scan(
     columns: Collection[str] | None,
     renames: int,
 ) -> Scan:
-    schema, names = reader_schema(spec), spec.names_in(renames)
+    schema, converts = reader_schema(spec), bool(spec.conversions(renames))
+    names = {} if converts else spec.names_in(renames)
     conjuncts = parse_where(where, schema if filterable is None else filterable, ArrowTerms(names))
     if only is not None:
         conjuncts = [c for c in conjuncts if c.columns <= set(only)]
@@ -120,7 +126,7 @@ def _scan(
         schema = pa.schema([field for field in schema if field.name in needed])
     pushed, rest = all_of([c for c in conjuncts if c.prunes]), all_of([c for c in conjuncts if not c.prunes])
     in_file = pa.schema([field.with_name(names.get(field.name, field.name)) for field in schema]) if names else schema
-    return Scan(in_file, pushed, rest, schema.names if names else None)
+    return Scan(in_file, pushed, rest, schema.names if names else None, converts)
 
 
 def refuse_unknown(schema: pa.Schema, columns: Sequence[str] | None) -> None:
@@ -172,27 +178,34 @@ def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:
     values = partition_scalars(view.spec, file.partition)
     stored = [field for field in scan.schema if field.name not in values]
     is_ours = TableObjects.start_of(file.name) is not None
+    is_small = is_ours and file.only is None and file.bytes <= SMALL_BYTES
     rows = (
-        _small(view, file, scan, pa.schema(stored), values)
-        if stored and is_ours and file.only is None and file.bytes <= SMALL_BYTES
+        _streamed(view, file, scan, pa.schema(stored), values)
+        if stored and (is_small or scan.converts)
         else _scanned(view, file, scan, values)
     )
     for batch in rows:
         yield batch.rename_columns(scan.names) if scan.names else batch
 
 
-def _small(
+def _streamed(
     view: View, file: ViewFile, scan: Scan, stored: pa.Schema, values: Mapping[str, pa.Scalar]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a small file of ours, filtered when it is read: a scanner takes three times as long to start and end."""
-    for rows in stream_file(view.objects.store, file.file, stored):
+    """The rows of a file whose columns are converted, or of a small file of ours: a scanner takes three times as long to start
+    and end."""
+    spec = view.spec if scan.converts else None
+    whole = file.file if file.only is None else msgspec.structs.replace(file.file, deleted=None)
+    at = 0
+    for rows in stream_file(view.objects.store, whole, stored, spec=spec):
         columns = [
             pa.repeat(values[name], rows.num_rows) if name in values else rows[name] for name in scan.schema.names
         ]
-        table = pa.Table.from_arrays(columns, schema=scan.schema)
-        for condition in (scan.pushed, scan.rest):
-            table = table if condition is None else table.filter(condition)
-        yield from table.to_batches()
+        for batch in pa.Table.from_arrays(columns, schema=scan.schema).to_batches():
+            found = batch if file.only is None else keep_only(batch, file.only, at)
+            at += batch.num_rows
+            for condition in (scan.pushed, scan.rest):
+                found = found if condition is None else found.filter(condition)
+            yield found
 
 
 def _scanned(view: View, file: ViewFile, scan: Scan, values: Mapping[str, pa.Scalar]) -> Iterator[pa.RecordBatch]:

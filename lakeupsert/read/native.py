@@ -65,6 +65,8 @@ def _why_arrow(view: View, files: Sequence[ViewFile]) -> str | None:
         return f"{superseded:,} rows are superseded; `lakeupsert compact --full` leaves none"
     if adopted := sum(TableObjects.start_of(file.name) is None for file in files):
         return f"{adopted} of {len(files)} files are as they were adopted"
+    if older := sum(bool(view.spec.conversions(file.file.renames)) for file in files):
+        return f"{older} of {len(files)} files were written before a column was retyped; `lakeupsert compact --full` leaves none"
     if view.retyped():
         return "a column has had another type"
     if odd := _PATTERN.intersection(files[0].path.removesuffix(files[0].name)):

@@ -108,6 +108,7 @@ def _where(frame: DataFrame, conjuncts: Sequence[Conjunct]) -> DataFrame:
 def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files: Iterable[ViewFile]) -> DataFrame:
     """The live rows of these files, with these columns."""
     files = list(files)
+    _refuse_conversions(view, files)
     one_root, narrow = scans_one_root(spark), {} if reads_wider(spark) else _narrow_columns(view, files)
     together: dict[tuple[str, int, Narrow], list[ViewFile]] = {}
     for file in files:
@@ -147,6 +148,20 @@ def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files:
     # There are several scans if `latest` has temporary files here, if files have columns with former names, and in Spark 3.5.
     with _explain_missing_jars(spark), _list_files_in_driver(spark, local=home.startswith("file:")):
         return reduce(DataFrame.union, [scan(*kind, files) for kind, files in together.items()])
+
+
+def _refuse_conversions(view: View, files: Sequence[ViewFile]) -> None:
+    """Spark's casts are not those by which a retype converts: they trim blanks, for example."""
+    older = {name for file in files for name in view.spec.conversions(file.file.renames)}
+    if older:
+        count = sum(bool(view.spec.conversions(file.file.renames)) for file in files)
+        raise ConfigurationError(
+            "unconverted-files",
+            f"{count:,} of {len(files):,} files were written before a retype of {', '.join(map(repr, sorted(older)))}, and Spark "
+            "does not convert their values as lakeupsert does. Nothing was read.",
+            next="run `lakeupsert compact --full`, which converts all of them but those of a history; or read the table with "
+            "to_arrow, DuckDB or Polars",
+        )
 
 
 def _narrow_columns(view: View, files: Sequence[ViewFile]) -> dict[str, Narrow]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from lakeupsert import clock
 from lakeupsert.errors import LakeupsertError
+from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import skipped_files
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.report.examples import Example, find_examples
@@ -25,6 +26,7 @@ from lakeupsert.table.layout import partition_scalars, partition_text, ranged_co
 from lakeupsert.table.ledger import LedgerEntry, active_batches
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.types import type_name
 
 CHAINS_AT_ONCE = 16
 PAUSE = timedelta(minutes=10)
@@ -336,9 +338,11 @@ def _note(table: OpenTable, entry: LedgerEntry) -> str:
     if entry.kind == "schema":
         before, after = table.spec(entry.spec_version - 1), table.spec(entry.spec_version)
         names = after.changed_names(len(before.renames))
-        return (
-            ", ".join(f"{old} renamed {new}" if new else f"{old} dropped" for old, new in names.items()) or "new schema"
-        )
+        changes = [f"{old} renamed {new}" if new else f"{old} dropped" for old, new in names.items()]
+        retypes = after.conversions(len(before.renames)).items()
+        changes += [f"{name} became {type_name(steps[-1].after)}" for name, steps in retypes]
+        changes += [f"{count(entry.rows_quarantined, 'row')} quarantined"] if entry.rows_quarantined else []
+        return ", ".join(changes) or "new schema"
     return "replay" if entry.replayed else ""
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.rows.arrays import Column, Mask
+from lakeupsert.table.spec import TypeChange
 from lakeupsert.table.types import normalize
 
 Converted = tuple[pa.Array, Mask]
@@ -90,6 +91,17 @@ def convert(array: pa.Array, type_: pa.DataType) -> Converted:
         return array.cast(type_), bad
     step = _STEPS.get((source, target))
     return step(array, type_) if step else _all_bad(array, type_)
+
+
+def convert_in_steps(array: pa.Array, changes: Sequence[TypeChange]) -> Converted:
+    """Convert values by these retypes, one after the other. A value that one of them finds bad is bad, and null."""
+    bad = _none_bad(array)
+    for change in changes:
+        # Narrower values first grow to the type of then, so that a float's text does not depend on when it was rewritten.
+        grown = array if array.type.equals(change.before) else array.cast(change.before)
+        array, unfit = convert(grown, change.after)
+        bad |= unfit
+    return array, bad
 
 
 def texts_like(texts: Sequence[str], type_: pa.DataType) -> list[str | None]:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.checksums import CheckedBytes, CheckedFile, ChecksumSink, open_checked
+from lakeupsert.rows.convert import convert_in_steps
 from lakeupsert.rows.statistics import StatisticsColumn, statistics_of
 from lakeupsert.rows.vectors import deleted_positions, drop_deleted
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
@@ -358,13 +359,13 @@ def stream_file(
     Args:
         schema: the columns to read. A column `POSITION` gets each row's position in the file, counted from ``first``.
         near: row groups that contain none of these values may be skipped.
-        spec: knows what columns are called in the file. Not needed to read only key and ordering columns, or others that decide
-            between rows, because these are never renamed.
+        spec: knows what columns are called in the file, and which were retyped since. Not needed to read only key and ordering
+            columns, or others that decide between rows, because these never change.
     """
     deleted = deleted_positions(store, file)
     names = spec.names_in(file.renames) if spec else {}
     for at, rows in _decode_file(store, file, [names.get(name, name) for name in schema.names], near):
-        rows = rename_columns(rows, names)
+        rows = as_of_now(rows, spec, file.renames) if spec else rows
         if POSITION in schema.names:
             places = np.arange(first + at, first + at + rows.num_rows)
             rows = rows.append_column(schema.field(POSITION), pa.array(places))
@@ -500,10 +501,18 @@ def explain_damage(store: ObjectStore, name: str, partition: str | None = None) 
         ) from e
 
 
-def rename_columns(rows: Rows, names: Mapping[str, str]) -> Rows:
-    """Rows of a file under the current names of its columns. ``names``: see `TableSpec.names_in`."""
-    now = {then: name for name, then in names.items()}
-    return rows.rename_columns([now.get(name, name) for name in rows.schema.names]) if names else rows
+def as_of_now(rows: Rows, spec: TableSpec, renames: int) -> Rows:
+    """Rows of a file that was written after so many renames, under the names of now, and with columns that were retyped since
+    converted. A value that does not convert is null; its row is in quarantine (ADR 0038)."""
+    now = {then: name for name, then in spec.names_in(renames).items()}
+    if now:
+        rows = rows.rename_columns([now.get(name, name) for name in rows.schema.names])
+    for name, changes in spec.conversions(renames).items():
+        at = rows.schema.get_field_index(name)
+        if at >= 0:
+            chunks = [convert_in_steps(chunk, changes)[0] for chunk in rows.column(at).chunks]
+            rows = rows.set_column(at, name, pa.chunked_array(chunks, changes[-1].after))
+    return rows
 
 
 def align(rows: Rows, schema: pa.Schema) -> Rows:

@@ -1,4 +1,4 @@
-"""How the spec of a table is created, and how it changes: new columns, wider types, renames and drops.
+"""How the spec of a table is created, and how it changes: new columns, wider types, renames, drops and retypes.
 
 Each function returns the next version of a spec, or raises. Nothing is written here: `append` and `schema` add it to the chain.
 """
@@ -25,10 +25,12 @@ from lakeupsert.table.spec import (
     Ordering,
     PartitionColumn,
     Rename,
+    Retype,
     TableSpec,
+    TypeChange,
     field_id,
 )
-from lakeupsert.table.types import is_key_type, is_order_type, is_partition_type, normalize, widen
+from lakeupsert.table.types import is_key_type, is_order_type, is_partition_type, normalize, type_name, widen
 
 _GRAMMAR = {
     "order_by": " (COLUMN, then asc or desc, then nulls first or nulls last)",
@@ -343,13 +345,67 @@ def rename(spec: TableSpec, column: str, name: str, *, one_name: bool = False) -
             next="choose another name, or rename or drop that column first",
         )
     fields = [f.with_name(name) if f.name == field.name else f for f in spec.schema]
-    return _record_rename(spec, field, fields, one_name=one_name)
+    return _record(spec, _rename_of(spec, field), fields, one_name=one_name)
 
 
 def drop(spec: TableSpec, column: str, *, one_name: bool = False) -> TableSpec:
     """The spec without a column. Raises ConfigurationError if the column is needed. ``one_name`` as in `rename`."""
     field = _free_field(spec, column, "be dropped")
-    return _record_rename(spec, field, [f for f in spec.schema if f.name != field.name], one_name=one_name)
+    fields = [f for f in spec.schema if f.name != field.name]
+    return _record(spec, _rename_of(spec, field), fields, one_name=one_name)
+
+
+def retype(spec: TableSpec, column: str, type_: pa.DataType, *, one_name: bool = False) -> TableSpec:
+    """The spec with a column whose values become ``type_``, under a new field id. ``one_name`` as in `rename`.
+
+    Raises ConfigurationError if that is not possible. Whether the values convert is not asked here.
+    """
+    field, type_ = _free_field(spec, column, f"become {type_}"), normalize(type_)
+    _refuse_retype(spec, field, type_)
+    numbering = _Numbering(spec.last_field_id)
+    became = numbering.field(pa.field(field.name, type_))
+    change = Retype.of(numbering.last, TypeChange(field.type, type_))
+    one = msgspec.structs.replace(_rename_of(spec, field), retyped=change)
+    fields = [became if f.name == field.name else f for f in spec.schema]
+    return _record(spec, one, fields, one_name=one_name)
+
+
+def is_retypable(spec: TableSpec, column: str) -> bool:
+    """Whether the text of a column may become another type."""
+    fits = spec.mode == "rows" and spec.ties == "arrival"
+    return fits and column in spec.schema.names and column not in roles(spec)
+
+
+def _refuse_retype(spec: TableSpec, field: pa.Field, type_: pa.DataType) -> None:
+    name, now = field.name, field.type
+    if type_.equals(now):
+        raise ConfigurationError(
+            "same-type",
+            f"The column {name!r} is {now} already. Nothing was changed.",
+            next="give another type; `lakeupsert schema` lists the columns",
+        )
+    odd = next((t for t in (now, type_) if pa.types.is_nested(t) or isinstance(t, pa.BaseExtensionType)), None)
+    if odd is not None or pa.types.is_null(type_):
+        raise ConfigurationError(
+            "unfit-type",
+            f"The column {name!r} is {now} and can't become {type_}: {odd or type_} does not convert value by value. Nothing was "
+            "changed.",
+            next="drop the column and land its values again under another name",
+        )
+    if widen(now, type_).equals(type_):
+        raise ConfigurationError(
+            "grows-by-itself",
+            f"The column {name!r} is {now}, and every value of it is one of {type_}. It grows to that without a retype. "
+            "Nothing was changed.",
+            next=f'set `{toml_key(name)} = "{type_name(type_)}"` under [tables.….schema]; the next batch widens the column',
+        )
+    if spec.mode == "columns":
+        raise ConfigurationError(
+            "retype-not-supported",
+            f'The column {name!r} can\'t become {type_}: in a table with `mode = "columns"`, files say by ids which columns a '
+            "row brings. Nothing was changed.",
+            next="drop the column and land its values again under another name",
+        )
 
 
 def roles(spec: TableSpec) -> dict[str, str]:
@@ -394,25 +450,25 @@ def _free_field(spec: TableSpec, column: str, what: str) -> pa.Field:
     return spec.schema.field(name)
 
 
-def _record_rename(spec: TableSpec, field: pa.Field, fields: Sequence[pa.Field], *, one_name: bool) -> TableSpec:
-    id_ = field_id(field)
-    one = Rename(id=id_, name=field.name, last_field_id=spec.last_field_id)
-    changed = msgspec.structs.replace(
-        _spec(fields, spec, spec.last_field_id),
-        renames=(*spec.renames, one),
-        requires=tuple(
-            sorted({*spec.requires, "renames"})
-        ),  # a reader that goes by names alone would misread such a table
-    )
-    if spec.one_name_since is None and not one_name:
-        return changed
-    written = [] if id_ in {other.id for other in spec.file_names} else [FileName(id=id_, name=field.name)]
-    return msgspec.structs.replace(
-        changed,
-        one_name_since=len(spec.renames) if spec.one_name_since is None else spec.one_name_since,
-        file_names=(*spec.file_names, *written),
-        requires=tuple(sorted({*changed.requires, "file_names"})),
-    )
+def _rename_of(spec: TableSpec, field: pa.Field) -> Rename:
+    return Rename(id=field_id(field), name=field.name, last_field_id=spec.last_field_id)
+
+
+def _record(spec: TableSpec, one: Rename, fields: Sequence[pa.Field], *, one_name: bool) -> TableSpec:
+    """The next spec, with ``fields``. A field with a new id is the one that a retype brings."""
+    # A reader that goes by names alone, or that does not convert, would misread such a table.
+    needed = {"renames", *(["retypes"] if one.retyped else [])}
+    changed = msgspec.structs.replace(spec, renames=(*spec.renames, one))
+    if spec.one_name_since is not None or one_name:
+        needed.add("file_names")
+        written = [] if one.id in {other.id for other in spec.file_names} else [FileName(id=one.id, name=one.name)]
+        changed = msgspec.structs.replace(
+            changed,
+            one_name_since=len(spec.renames) if spec.one_name_since is None else spec.one_name_since,
+            file_names=(*spec.file_names, *written),
+        )
+    changed = msgspec.structs.replace(changed, requires=tuple(sorted({*spec.requires, *needed})))
+    return _spec(fields, changed, max(spec.last_field_id, *map(field_id, fields)))
 
 
 def _refuse_type(role: str, name: str, type_: pa.DataType, allowed: Callable[[pa.DataType], bool], names: str) -> None:

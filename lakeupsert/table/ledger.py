@@ -22,6 +22,7 @@ Reason = Literal[
     "missing_column",
     "null_key",
     "order_missing",
+    "retyped",
     "unreadable_file",
 ]
 """Why a row is refused (docs/WHEN_SOMETHING_BROKE.md, "Rows were refused")."""
@@ -145,13 +146,14 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: ``create`` (number 0, with the adopted files), ``batch``, ``restore``, ``fence``, or ``schema``: the spec
-            ``spec_version`` renames or drops columns.
+            ``spec_version`` renames, drops or retypes columns.
         batch_id: the client's name for the batch. A second batch with the same id is refused, or is this one.
         received_at: the batch's receipt stamp in microseconds since 1970 UTC, greater than those of all earlier entries.
         files: the landing files, in the order that ranks their rows.
         reading: how rows were read from these files, now and whenever the batch is read again. None in entries of an earlier
             lakeupsert: as the table is configured now.
-        quarantined: refused rows by reason.
+        quarantined: refused rows by reason. Those of a schema entry or a restore are copies of stored rows in which a retyped
+            column is null from then on; they count in ``rows_read``.
         seen: files that an earlier entry loaded and that landed again, unchanged, under another etag. They are not loaded again.
         replayed: quarantine files that the batch loaded instead of landing files, in the order that ranks their rows (ADR 0010).
         fence: only for kind fence. An append that started when the ledger had this many entries or fewer can't commit behind
@@ -229,14 +231,16 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
         wrong.append(f"receipt stamp {new.received_at} is not greater than {old.received_at}")
     if old is not None and new.spec_version < old.spec_version:
         wrong.append(f"spec version decreases from {old.spec_version} to {new.spec_version}")
-    if (new.kind == "restore") != (new.restored is not None) or (new.restored and new.rows_read):
+    if (new.kind == "restore") != (new.restored is not None) or (new.restored and new.rows_appended):
         wrong.append(
-            f"kind {new.kind} with {new.rows_read} rows and {'a' if new.restored else 'no'} version to go back to"
+            f"kind {new.kind} with {new.rows_appended} rows and {'a' if new.restored else 'no'} version to go back to"
         )
     if new.restored is not None and new.touched.keys() != new.restored.versions.keys():
         wrong.append("it touches and restores different partitions")
-    if new.kind == "schema" and (new.touched or new.rows_read):
-        wrong.append(f"kind schema touches {len(new.touched)} partitions and has {new.rows_read} rows")
+    if new.kind == "schema" and new.touched:
+        wrong.append(f"kind schema touches {len(new.touched)} partitions")
+    if new.kind in ("schema", "restore") and new.quarantined.keys() - {"retyped"}:
+        wrong.append(f"kind {new.kind} refuses rows: {', '.join(new.quarantined)}")
     if (new.kind == "fence") != (new.fence is not None):
         wrong.append(f"kind {new.kind} with fence {new.fence}")
     if new.replayed and (new.kind != "batch" or new.files):
@@ -316,13 +320,15 @@ def active_batches(entries: Iterable[tuple[int, LedgerEntry]]) -> set[int]:
 
 
 def find_quarantined(entries: Sequence[LedgerEntry]) -> list[ReplayedFile]:
-    """The quarantine files of all batches that count and that no counting batch replayed. ``entries``: the whole ledger."""
+    """The quarantine files of all batches that count and that no counting batch replayed, and those of retypes, which no restore
+    takes back. ``entries``: the whole ledger."""
     count = active_batches(enumerate(entries))
     replayed = {f.name for number in count for f in entries[number].replayed}
     return [
         ReplayedFile(batch=number, name=f.name, rows=f.rows)
-        for number in sorted(count)
-        for f in entries[number].quarantine
+        for number, entry in enumerate(entries)
+        if number in count or entry.kind != "batch"
+        for f in entry.quarantine
         if f.name not in replayed
     ]
 

@@ -3,14 +3,15 @@ trimmed.
 
 A field keeps its id for life and its name until `rename` or `drop`. The spec remembers both, so landing files of any age are read
 by the names of their time, and a reused name never shows the values of another column (ADR 0020). In data files a field keeps one
-name, so that engines that go by name can read all of them alike (ADR 0036).
+name, so that engines that go by name can read all of them alike (ADR 0036). `retype` gives a column a new field; readers of old
+files convert the values of the old one (ADR 0038).
 """
 
 import base64
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -37,7 +38,7 @@ MOVED_TO = "_lakeupsert_moved_to"
 """Text column of appended files with deletes that `append` wrote: the partition that the key moved to."""
 HIDDEN_IDS = 2_000_000_000
 """Field ids from here on are those of columns that readers don't see. Those of the table's columns count from 1."""
-FEATURES = frozenset({"columns", "history", "renames", "key_scope", "file_names"})
+FEATURES = frozenset({"columns", "history", "renames", "key_scope", "file_names", "retypes"})
 """Format features that a spec may require its readers and writers to know."""
 
 
@@ -152,12 +153,39 @@ class FieldText(msgspec.Struct, frozen=True, kw_only=True):
     type: str
 
 
+class TypeChange(NamedTuple):
+    """The type of a column until a retype, and from it on. The latter may have grown since."""
+
+    before: pa.DataType
+    after: pa.DataType
+
+
+class Retype(msgspec.Struct, frozen=True, kw_only=True):
+    """The field ``id`` that the values of a column became. ``types``: the fields `before` and `after` of an Arrow IPC schema, in
+    base64."""
+
+    id: int
+    types: str
+
+    @classmethod
+    def of(cls, id_: int, change: TypeChange) -> "Retype":
+        return cls(id=id_, types=base64.b64encode(pa.schema(change._asdict()).serialize()).decode())
+
+    @property
+    def change(self) -> TypeChange:
+        return TypeChange(*pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.types))).types)
+
+
 class Rename(msgspec.Struct, frozen=True, kw_only=True):
-    """A rename or drop: before it, field ``id`` was called ``name`` and ``last_field_id`` was the highest field id."""
+    """A rename, drop or retype: before it, field ``id`` was called ``name`` and ``last_field_id`` was the highest field id.
+
+    ``retyped``: set by a retype, which keeps the name.
+    """
 
     id: int
     name: str
     last_field_id: int
+    retyped: Retype | None = None
 
 
 class FileName(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,10 +211,11 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         history: whether merges keep the versions that they supersede (`read.history`).
         requires: format features that a reader or writer must know to use the table.
         arrow_schema: the schema as Arrow IPC in base64, with field ids in the fields' metadata and with the partition columns.
-        renames: all renames and drops, oldest first.
+        renames: all renames, drops and retypes, oldest first.
         one_name_since: in files that were written after at least so many of ``renames``, a field has one name for ever. None: it
             has the name of that time.
-        file_names: these names, of fields that were renamed or dropped since, and of new ones whose name is taken in files.
+        file_names: these names, of fields that were renamed, dropped or retyped since, and of new ones whose name is taken in
+            files.
         bucket_count: always 1; manifests say how each partition is split into buckets.
     """
 
@@ -311,6 +340,15 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         names = [*self.schema.names, *([self.delete.column] if self.delete and self.delete.column else [])]
         return {name.lower(): name for name in names} | {name: name for name in names}
 
+    @cached_property
+    def names_by_id(self) -> dict[int, str]:
+        """The current names of columns by the ids of their fields, also of those that they had before a retype."""
+        names = {field.id: field.name for field in self.fields}
+        for one in reversed(self.renames):
+            if one.retyped is not None and one.retyped.id in names:
+                names[one.id] = names[one.retyped.id]
+        return names
+
     def changed_names(self, renames: int) -> dict[str, str | None]:
         """The columns whose names changed since a spec or file with so many ``renames``: old name to current name (None:
         dropped)."""
@@ -319,18 +357,27 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for one in later:
             if one.id <= later[0].last_field_id:  # else the field is newer than these names
                 then.setdefault(one.id, one.name)
-        if not then:
-            return {}
-        now = {field.id: field.name for field in self.fields}
-        return {name: now.get(id_) for id_, name in then.items()}
+        now = {name: self.names_by_id.get(id_) for id_, name in then.items()}
+        return {name: new for name, new in now.items() if name != new}
+
+    def conversions(self, renames: int) -> dict[str, list[TypeChange]]:
+        """How the values in a file that was written after so many ``renames`` become those of now: for each current name of a
+        column that was retyped since, its retypes, oldest first.
+
+        Every one of them is followed, so that a value does not depend on when a merge rewrote its file.
+        """
+        changes: dict[int, list[TypeChange]] = {}
+        for one in reversed(self.renames[renames:]):
+            if one.retyped is not None:
+                changes[one.id] = [one.retyped.change, *changes.pop(one.retyped.id, ())]
+        return {self.names_by_id[id_]: steps for id_, steps in changes.items() if id_ in self.names_by_id}
 
     def under_old_names(self, names: Mapping[str, str]) -> dict[str, str]:
         """The columns of a landing file that still have a name from before a rename: the file's name to the current name.
 
         A column that is also there under its current name is left out. So is an old name that a rename has since given to
         another column. ``names``: for each column, its name after `aliases` and its name in the file."""
-        own_names = {name.lower(): own for name, own in names.items()}
-        now = {field.id: field.name for field in self.fields}
+        own_names, now = {name.lower(): own for name, own in names.items()}, self.names_by_id
         ids = {field.name.lower(): field.id for field in self.fields}
         return {
             own_names[one.name.lower()]: now[one.id]
@@ -344,8 +391,15 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def names_written(self) -> dict[str, str]:
         """What columns are called in the files that are written now, for each current name that differs."""
-        in_files = {one.id: one.name for one in self.file_names}
-        names = {field.name: in_files.get(field.id, field.name) for field in self.fields}
+        return self._names_kept(len(self.renames))
+
+    def _names_kept(self, renames: int) -> dict[str, str]:
+        """The same for files that were written after so many renames, if these keep names."""
+        in_files, ids = {one.id: one.name for one in self.file_names}, {field.id: field.id for field in self.fields}
+        for one in reversed(self.renames[renames:]):
+            if one.retyped is not None:
+                ids = {id_: one.id if then == one.retyped.id else then for id_, then in ids.items()}
+        names = {field.name: in_files.get(ids[field.id], field.name) for field in self.fields}
         return {name: written for name, written in names.items() if name != written}
 
     def names_in(self, renames: int) -> dict[str, str]:
@@ -359,7 +413,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 f"started with {len(self.renames)}. Nothing was changed.",
                 next="run the same command again",
             )
-        return self.names_written if self.keeps_names(renames) else self.names_at(renames)
+        return self._names_kept(renames) if self.keeps_names(renames) else self.names_at(renames)
 
     def keeps_names(self, renames: int) -> bool:
         """Whether files that were written after so many ``renames`` have the one name of each column that never changes."""
@@ -414,8 +468,7 @@ def check_spec(old: TableSpec | None, new: TableSpec) -> None:
     """Check the invariants of specs."""
     if old is None:
         return
-    kept = {f.id: f.name for f in new.fields}
-    renamed = new.changed_names(len(old.renames))
+    kept, renamed = new.names_by_id, new.changed_names(len(old.renames))
     fixed = (
         "table_id", "key", "order_by", "ascending", "nulls_first", "order_in_name", "ties", "partition_by",
         "partition_from", "stamped", "mode", "nulls", "groups", "key_scope", "history",

@@ -246,7 +246,14 @@ class CatalogOutsider(Outsider):
 
     def rows(self, lake: Lake) -> Rows | None:
         found = self.partitions(self.table(lake))
-        return None if found is None else in_order([one for some in rows_in(lake, found).values() for one in some])
+        if found is None:
+            return None
+        # A retyped column has the name there that it has in files.
+        there = [name for name, _ in self.columns(self.table(lake))[0]]
+        names = dict(zip((name for name in lake.table.to_arrow().schema.names if name != "d"), there, strict=False))
+        own = {name: column for column, name in names.items()}
+        rows = (one for some in rows_in(lake, found, names).values() for one in some)
+        return in_order([{own.get(name, name): value for name, value in one.items()} for one in rows])
 
     def table(self, lake: Lake) -> str:
         return str(getattr(lake.settings, self.name).table)

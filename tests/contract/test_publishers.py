@@ -127,6 +127,31 @@ def test_reset_begins_anew_with_the_newest_snapshot(stage: Stage, other: Outside
     lake.check()
 
 
+def test_retype_is_shown_once_no_file_is_older(stage: Stage, other: Outsider) -> None:
+    lake = stage.lake()
+    lake.table.publish()
+    before = other.rows(lake)
+    lake.mend(lambda row: False, schema={**lake.settings.schema, "v": "string"})
+    lake.table.retype_column("v", "string")
+    for number in (None, 4):  # no partition changes, and some do
+        found = lake.table.publish().publishers[other.name] if number is None else night(lake, number)
+        assert found.problem is not None
+        assert (found.problem.code, found.snapshot) == (f"unfit-for-{other.name}", 1)
+        assert other.rows(lake) == before
+    lake.table.compact(full=True)
+    if other.switches_parts:  # its readers would see a mixture, so the table is made anew
+        lake.table.publish(to=other.name, reset=True)
+    assert_exact(lake, other)
+    assert {type(one["v"]) for one in other.rows(lake) or ()} == {str}
+    assert night(lake, 5).problem is None
+    assert_exact(lake, other)
+    lake.table.restore(1, dry=False)
+    (found,) = lake.table.run(host="local").publish.publishers.values()
+    assert found.problem is not None, "old files are shown again"
+    lake.table.compact(full=True)
+    assert_exact(lake, other)
+
+
 def test_columns_that_others_can_not_read_are_named_and_the_night_goes_on(tmp_path: Path, other: Outsider) -> None:
     (tmp_path / "landing").mkdir()
     odd = {name: pa.array([None], type_) for name, type_ in other.unfit.items()}

@@ -214,6 +214,19 @@ def test_a_name_that_was_renamed_dropped_and_comes_back(publishers: tuple[Publis
     assert names[4:] == ["amount", "title", "v"]
 
 
+def test_a_retyped_table_is_refused_by_who_does_not_convert(folder: Path) -> None:
+    lake = Lake(folder)
+    lake.land("1.jsonl", [row("a", 0, 1, 7)])
+    lake.run()
+    lake.mend(lambda row: False, schema={**lake.settings.schema, "v": "string"})
+    lake.table.retype_column("v", "string")
+    assert_read(lake.table)  # it is not published, and the snapshot has the spec of before
+    lake.table.publish()
+    done = call(folder / "processed")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert '"retypes"' in done.stderr
+
+
 def test_odd_partition_values(columns: ModuleType, folder: Path) -> None:
     texts = [*columns.TEXTS, "(null)", "NULL"]
     assert_read(columns.nights(folder / "text", columns.rows(range(len(texts)), d=texts)))

@@ -1,12 +1,15 @@
-"""Columns come, are renamed, dropped and come again under names that others had; batches, merges and restores in between: what
-readers see, of every snapshot, by Arrow, by Spark, and by delta-rs as a Delta table, is a model's."""
+"""Columns come, are renamed, dropped, retyped, and come again under names that others had; batches, merges and restores in
+between: what readers see, of every snapshot, by Arrow, by Spark, and by delta-rs as a Delta table, is a model's."""
 
 import json
 import random
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline import strategy
 from lakeupsert.publishers.delta_log import list_log
 from lakeupsert.storage import open_store
@@ -25,20 +28,76 @@ from lakeupsert.testing.spark import collect
 NAMES = ("a", "b", "c", "e", "A")
 DAYS = (date(2020, 1, 1), date(2020, 1, 2))
 TYPES = {"int": pa.int64(), "text": pa.string(), "float": pa.float64()}
+"""Of new columns."""
+RETYPED = {**TYPES, "money": pa.decimal128(9, 2), "date": pa.date32(), "time": pa.timestamp("us")}
+NUMBERS = ("int", "float", "money")
 SCHEMA = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "op": "string"}
 FIXED = {"k": pa.string(), "l": pa.int32(), "d": pa.date32(), "ts": pa.timestamp("us")}
 
 
 @dataclass
 class Column:
-    """One for life, whatever it is called."""
+    """One for life, whatever it is called, and whatever its type is."""
 
     type: str
 
     def value(self, rng: random.Random) -> Any:
         if rng.random() < 0.2:
             return None
-        return {"int": rng.randrange(100), "text": f"t{rng.randrange(100)}", "float": rng.randrange(100) / 4}[self.type]
+        number, day = rng.randrange(100), date(2020, 1, 1 + rng.randrange(9))
+        texts = [f"t{number}", f"{number}", f"{number}.5", f" {number}", f"0x{number}", str(day), f"{day} 03:04:05"]
+        return {
+            "int": number,
+            "text": rng.choice(texts),
+            "float": number / 4,
+            "money": Decimal(number).scaleb(-2),
+            "date": day,
+            "time": datetime.combine(day, time(3 * (number % 2))),
+        }[self.type]
+
+
+def retyped(value: Any, was: str, now: str) -> Any:
+    """The value in another type; None if that can't hold it."""
+    if value is None or was == now:
+        return value
+    if now == "text":
+        if was == "time":
+            return f"{value:%Y-%m-%d %H:%M:%S.%f}"
+        return str(int(value)) if was == "float" and value == int(value) else str(value)
+    if was == "text":
+        return from_text(value, now)
+    if was in NUMBERS and now in NUMBERS:
+        exact = Decimal(str(value))
+        if now == "float":
+            return float(value)
+        return as_int(exact) if now == "int" else as_money(exact)
+    if was == "date" and now == "time":
+        return datetime.combine(value, time())
+    return value.date() if was == "time" and now == "date" and value.time() == time() else None
+
+
+def from_text(text: str, now: str) -> Any:
+    with suppress(ValueError):
+        if now == "date":
+            return date.fromisoformat(text)
+        if now == "time":
+            return datetime.fromisoformat(text)
+    if now not in NUMBERS or not re.fullmatch(r"-?\d+" if now == "int" else r"-?\d+(\.\d*)?", text):
+        return None
+    return {"int": as_int, "float": float, "money": as_money}[now](Decimal(text))
+
+
+def as_int(number: Decimal) -> int | None:
+    return int(number) if number == int(number) else None
+
+
+def as_money(number: Decimal) -> Decimal | None:
+    cents = number.scaleb(2)
+    return number.quantize(Decimal("0.01")) if cents == int(cents) and abs(number) < 10**7 else None
+
+
+def literal(value: Any) -> str:
+    return repr(value) if isinstance(value, int | float) else f"'{value}'"
 
 
 Record = tuple[int, int, bool, dict[int, Any]]
@@ -70,12 +129,15 @@ class Model:
 
 
 class Machine:
-    def __init__(self, root: Path, rng: random.Random, adopted: bool, **settings: Any) -> None:
+    def __init__(self, root: Path, rng: random.Random, adopted: bool, retypes: bool, **settings: Any) -> None:
         self.lake, self.rng = Lake(root, schema=SCHEMA, **settings), rng
+        self.more: list[Callable[[], None]] = [self.retype, self.retype] if retypes else []
         self.model = Model(settings["mode"] == "columns")
         self.kept: list[Column] = []  # a dropped one must not leave its address to another
         self.batches = 0
         self.snapshots: dict[int, tuple[Model, list[dict[str, Any]]]] = {}
+        self.retypes: list[tuple[int, str, str]] = []
+        self.retyped_at: dict[int, int] = {}
         if adopted:
             self.adopt()
         else:
@@ -91,7 +153,7 @@ class Machine:
         return [name for name in NAMES if name.lower() not in taken]
 
     def table(self, rows: list[dict[str, Any]], names: list[str], more: dict[str, Any]) -> Any:
-        types = FIXED | {name: TYPES[self.model.columns[name].type] for name in names} | more
+        types = FIXED | {name: RETYPED[self.model.columns[name].type] for name in names} | more
         stamped = [{**r, "ts": datetime(2020, 1, 1) + timedelta(seconds=r["ts"])} for r in rows]
         return pa.Table.from_pylist(stamped, pa.schema(list(types.items())))
 
@@ -140,7 +202,7 @@ class Machine:
             pq.write_table(table, path.with_suffix(".parquet"))
         else:
             lines = [
-                json.dumps({n: v.isoformat() if isinstance(v, date) else v for n, v in r.items()})
+                json.dumps({n: str(v) if isinstance(v, date | Decimal) else v for n, v in r.items()})
                 for r in table.to_pylist()
             ]
             path.with_suffix(".jsonl").write_text("\n".join(lines) + "\n")
@@ -164,15 +226,62 @@ class Machine:
             self.lake.table.drop_column(name)
             del self.model.columns[name]
 
+    def retype(self) -> None:
+        if not self.model.columns:
+            return
+        name = self.rng.choice(list(self.model.columns))
+        column = self.model.columns[name]
+        was, now = column.type, self.rng.choice([t for t in RETYPED if t != column.type])
+
+        def become(**options: Any) -> Any:
+            return self.lake.table.retype_column(name, str(RETYPED[now]), **options)
+
+        if self.model.by_columns:
+            with pytest.raises(ConfigurationError) as refused:
+                become()
+            assert refused.value.code == "retype-not-supported"
+            return
+        unfit = [r for r in self.model.seen() if r[name] is not None and retyped(r[name], was, now) is None]
+        planned = become(dry=True)
+        assert planned.entry is None
+        assert planned.conversion.unfit >= len(unfit)
+        if planned.conversion.unfit:
+            with pytest.raises(RefusedError) as held:
+                become()
+            assert held.value.code == "unfit-values"
+        done = become(quarantine_unfit=True)
+        assert done.quarantined == planned.conversion.unfit
+        kept = [json.loads(r["raw"]) for r in self.quarantined(done.entry)]
+        values = {(r["d"], r["k"], str(r[name])) for r in kept}
+        assert {(str(r["d"]), r["k"], str(json_of(r[name]))) for r in unfit} <= values
+        self.retypes.append((id(column), was, now))
+        column.type = now
+        self.follow_retypes(len(self.retypes) - 1)
+
+    def quarantined(self, entry: int) -> Iterator[dict[str, Any]]:
+        rows = self.lake.table.quarantine("retyped").read_all().to_pylist()
+        return (r for r in rows if r["batch"] == entry)
+
+    def follow_retypes(self, since: int) -> None:
+        """Convert every record that came, also those that lost: a restore may bring it back."""
+        for column, was, now in self.retypes[since:]:
+            for records in self.model.rows.values():
+                for record in records:
+                    if column in record[3]:
+                        record[3][column] = retyped(record[3][column], was, now)
+
     def publish(self) -> None:
         self.lake.run()
-        self.snapshots[self.lake.table.publish().snapshot or 0] = deepcopy_model(self.model), self.model.seen()
+        number = self.lake.table.publish().snapshot or 0
+        self.snapshots[number] = deepcopy_model(self.model), self.model.seen()
+        self.retyped_at[number] = len(self.retypes)
 
     def restore(self) -> None:
         self.publish()  # all that came counts, or does not
         number = self.rng.choice(list(self.snapshots))
         self.lake.table.restore(number, dry=False)
-        self.model.rows = dict(self.snapshots[number][0].rows)
+        self.model.rows = deepcopy(self.snapshots[number][0].rows)
+        self.follow_retypes(self.retyped_at[number])
         self.publish()
 
     def rewrite(self) -> None:
@@ -182,13 +291,13 @@ class Machine:
 
     def step(self) -> None:
         steps = [self.append, self.append, self.append, self.rename, self.rename, self.drop, self.publish]
-        self.rng.choice([*steps, self.restore, self.rewrite])()
+        self.rng.choice([*steps, self.restore, self.rewrite, *self.more])()
 
     def check(self) -> None:
         assert self.shown("latest") == self.model.seen()
         if (name := self.rng.choice([*self.model.columns, ""])) and self.model.seen():
             value = self.model.columns[name].value(self.rng)
-            where = f'"{name}" IS NULL' if value is None else f'"{name}" >= {value!r}'
+            where = f'"{name}" IS NULL' if value is None else f'"{name}" >= {literal(value)}'
             wanted = [
                 r
                 for r in self.model.seen()
@@ -202,6 +311,11 @@ class Machine:
 
 def deepcopy_model(model: Model) -> Model:
     return Model(model.by_columns, dict(model.columns), deepcopy(model.rows))
+
+
+def json_of(value: Any) -> Any:
+    """The value as the JSON of a quarantined row has it."""
+    return f"{value:%Y-%m-%d %H:%M:%S.%f}" if isinstance(value, datetime) else value
 
 
 def as_seen(table: Any) -> list[dict[str, Any]]:
@@ -223,6 +337,51 @@ def test_readers_see_columns_by_what_they_are_not_by_what_they_were_called(
     seed: int, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(seed, mode, folder, monkeypatch, steps=30)
+
+
+@pytest.mark.parametrize("seed", range(300, 300 + 8 * TIMES))
+def test_retyped_columns_are_what_their_values_convert_to(
+    seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever a merge or a rewrite converted them, and whatever a restore brings back."""
+    run(seed, "rows", folder, monkeypatch, steps=30, retypes=True)
+
+
+def test_retype_is_refused_where_each_column_has_its_winner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(7, "columns", folder, monkeypatch, steps=10, retypes=True)
+
+
+def test_spark_sees_the_same_or_says_that_files_must_be_rewritten(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, spark: Any
+) -> None:
+    machine = run(310, "rows", folder, monkeypatch, steps=30, retypes=True)
+    machine.lake.table.compact(full=True)
+    machine.publish()
+    seen: set[bool] = set()
+    for number, (_, rows) in [*machine.snapshots.items()][-12:]:
+        view = machine.lake.table.view(number)
+        unconverted = any(view.spec.conversions(file.file.renames) for file in view.files())
+        seen.add(unconverted)
+        if unconverted:
+            with pytest.raises(ConfigurationError) as refused:
+                by_spark(spark, machine, number)
+            assert refused.value.code == "unconverted-files"
+        else:
+            assert by_spark(spark, machine, number) == rows
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("seed", range(400, 400 + 2 * TIMES))
+def test_delta_table_waits_for_files_from_before_a_retype(
+    seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = run(seed, "rows", folder, monkeypatch, steps=30, retypes=True, publishers=("delta",))
+    machine.lake.table.compact(full=True)
+    machine.publish()
+    assert machine.lake.table.status().publishers["delta"].behind == 0
+    log = list_log(open_store(machine.lake.settings.processed))
+    for number in (n for n in machine.snapshots if n >= max(log.checkpoints)):
+        assert by_delta(machine, number) == machine.snapshots[number][1], f"version {number}"
 
 
 @pytest.mark.parametrize("seed", [100, 101, 102])
@@ -266,13 +425,15 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
     steps: int,
     before: Machine | None = None,
+    *,
+    retypes: bool = False,
     **settings: Any,
 ) -> Machine:
     """Take some steps with a new table, or go on with that of ``before``."""
     monkeypatch.setattr(strategy, "TOGETHER", 2)
     settings |= {"strategy": ("rewrite", "delta")[seed % 2], "keep_snapshots": 1000, "mode": mode}
     if before is None:
-        machine = Machine(folder, random.Random(seed), adopted=seed % 3 == 0, **settings)
+        machine = Machine(folder, random.Random(seed), adopted=seed % 3 == 0, retypes=retypes, **settings)
     else:
         machine = before
         machine.lake = Lake(folder, schema=SCHEMA, **settings)

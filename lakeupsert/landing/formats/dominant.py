@@ -1,4 +1,4 @@
-"""The type that most values of a text column have: one `oops` among 5,000 numbers makes all of them text, for good."""
+"""The type that most values of a text column have: one `oops` among 5,000 numbers makes all of them text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
