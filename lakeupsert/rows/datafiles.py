@@ -25,7 +25,7 @@ from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
 from lakeupsert.table import metadata
 from lakeupsert.table.layout import HOME, partition_of, rebuild_command
 from lakeupsert.table.manifest import DataFile, PieceEnd, TombstoneFile
-from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, TableSpec
 from lakeupsert.table.types import leaves
 
 ROW_GROUP_BYTES = 32 << 20
@@ -513,7 +513,9 @@ def align(rows: Rows, schema: pa.Schema) -> Rows:
     columns = []
     for field in schema:
         at = rows.schema.get_field_index(field.name)
-        if at < 0:
+        if field.name == DELETE_FLAG and at < 0:
+            columns.append(pa.repeat(pa.scalar(False), rows.num_rows))
+        elif at < 0:
             columns.append(pa.nulls(rows.num_rows, field.type))
         elif rows.schema.field(at).type.equals(field.type):
             columns.append(rows.column(at))
