@@ -324,7 +324,7 @@ def _refuse_update(table: OpenTable, spec: TableSpec, expressions: Mapping[str, 
         column = spec.table_name_of(name)
         if column in fixed:
             raise ConfigurationError(
-                "fixed-column",
+                "column-in-use",
                 f"Column {column!r} of table {table.name!r} can't be set: it is {fixed[column]}. Nothing was changed.",
                 next="delete the rows and land them again with the other value, or set other columns",
             )

@@ -203,7 +203,7 @@ class Changes:
         row = chosen.rows.slice(at, 1)
         key = " ".join(f"{name}={to_json_values(row[name].combine_chunks())[0]}" for name in self.spec.key)
         return RefusedError(
-            "unfit-value",
+            "unfit-new-value",
             f"Row {key} of {chosen.partition}: {what}. Nothing was changed.",
             next="correct the expression, for example with round(…, 2) or CAST(… AS …), or leave this row out by --where",
             partition=chosen.partition,

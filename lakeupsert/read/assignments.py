@@ -53,8 +53,11 @@ class Assignments:
         for name, text in expressions.items():
             column = self._by_name.get(name.lower())
             if column is None:
-                listed = ", ".join(schema.names)
-                raise _unfit(name, text, f"the table has no column {name!r}; it has {listed}")
+                raise ConfigurationError(
+                    "unknown-column",
+                    f"The table has no column {name!r}. It has: {', '.join(schema.names)}. Nothing was changed.",
+                    next="run `lakeupsert schema`, which lists them",
+                )
             if column in given:
                 raise _unfit(name, text, f"{column!r} is set twice")
             given[column] = text
