@@ -45,7 +45,7 @@ def value_of(column: str, expression: str) -> list[Any]:
         ("Name", "tags[1]", ["a", None]),
         ("Name", "split_part('a-b', '-', 2)", ["b", "b"]),
         ("Name", "nullif(name, 'Ann')", [None, None]),
-        ("tags", "list_transform(tags, x -> x || id)", [["a1", "b1"], []]),
+        ("tags", "list_transform(tags, lambda x: x || id)", [["a1", "b1"], []]),
         ("tags", "[lower(t) for t in tags if t <> 'a']", [["b"], []]),
         ("day", "day + 1", [date(2020, 1, 2), date(2020, 7, 8)]),
         ("day", "DATE '2021-03-04'", [date(2021, 3, 4)] * 2),
@@ -74,6 +74,7 @@ def test_values_stay_at_their_rows_however_many() -> None:
 @pytest.mark.parametrize(
     "expression",
     [
+        "small * 100",  # DuckDB finds that it overflows
         "(select max(id) from read_parquet('x.parquet'))",
         "id in (select 1)",
         "exists (select 1)",
@@ -127,8 +128,8 @@ def test_refused_expression(expression: str) -> None:
 @pytest.mark.parametrize(
     ("column", "expression", "at"),
     [
-        ("amount", "amount * 0.877", 0),
-        ("small", "small * 100", 1),
+        ("amount", "amount * 0.877", 1),
+        ("small", "id * 100", 1),
         ("id", "price / 4", 0),
         ("day", "'no date'", 0),
         ("id", "id = 1", 0),
