@@ -103,9 +103,15 @@ def expected(
     for number in counts_at(ledger, up_to):
         entry = ledger[number]
         if entry.statement is not None:
+            seen, before = (
+                expected(rules, entries, landed, at, refused, passes, adopted, (), statements)
+                for at in (entry.statement.seen, number - 1)
+            )
             change = (statements or {})[entry.batch_id]
-            seen = expected(rules, entries, landed, entry.statement.seen, refused, passes, adopted, (), statements)
-            for place, row in enumerate(filter(None, map(change, seen))):
+            assert entry.touched.keys() == {_partition(row, rules) for row in seen if change(row)}
+            # Where it found rows, it must have seen everything that is before it.
+            found = [row for row in before if _partition(row, rules) in entry.touched]
+            for place, row in enumerate(filter(None, map(change, found))):
                 add(row, number, 0, place)
             continue
         attempted = [(landed[f.path], (refused or {}).get(f.path, ())) for f in entry.files]
@@ -119,6 +125,10 @@ def expected(
     live.sort(key=lambda row: [row[c] for c in rules.key])
     shown = sorted((*live, *unchanged), key=lambda row: row[rules.partition])
     return [{c: v for c, v in row.items() if c != rules.delete_column} for row in shown]
+
+
+def _partition(row: Row, rules: Rules) -> str:
+    return f"{rules.partition}={row[rules.partition]}"
 
 
 def counts_at(entries: Mapping[int, LedgerEntry], number: int) -> list[int]:
