@@ -138,14 +138,17 @@ def statement_answer(call: Call, table: "Table", done: "StatementResult", *, yes
         facts.append(("", f"done before, as batch {number} with this --batch-id"))
     elif number is not None:
         facts.append(("appended", f"batch {number}"))
+    if published is not None:
+        call.changed = call.changed or not done.repeated
+        facts += [*output.dedupe_facts(done.dedupe), *output.publish_facts(published)]
+    else:
+        facts.append(("", "nothing was changed; the same command with --yes does it"))
     text = output.block(title, facts)
     if done.before is not None:
         text += f"\n\n{_sample_text(table, done)}"
-        text += f"\n… and {total - done.before.num_rows:,} more\n" if total > done.before.num_rows else "\n"
+        text += f"\n… and {total - done.before.num_rows:,} more" if total > done.before.num_rows else ""
     if published is None:
-        return Answer(result, f"{text}\nNothing was changed; the same command with --yes does it.", done.warnings)
-    call.changed = call.changed or (number is not None and not done.repeated)
-    text += "\n" + output.block("", [*output.dedupe_facts(done.dedupe), *output.publish_facts(published)])
+        return Answer(result, text, done.warnings)
     warnings = (*done.warnings, *publish_warnings(published))
     return Answer(result, text, warnings, error=merge_error(call, table, done.dedupe, published))
 
@@ -163,7 +166,8 @@ def _sample_text(table: "Table", done: "StatementResult") -> str:
     assert done.before is not None, "there are rows"
     shown: pa.Table = done.before
     if done.after is not None:
-        names = [n for n in shown.schema.names if n in (*table.settings.key, *done.statement.set)]
+        key = {name.lower() for name in table.settings.key}
+        names = [name for name in shown.schema.names if name.lower() in key or name in done.statement.set]
         shown = shown.select(names)
         for name in done.statement.set:
             at = shown.schema.get_field_index(name)

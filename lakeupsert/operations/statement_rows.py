@@ -149,9 +149,7 @@ class Changes:
         except UnfitValueError as e:
             raise self._unfit(chosen, e.at, e.text) from e
         new = self._appended(chosen, values)
-        if self.before is None:
-            self.before = rows.slice(0, SAMPLE_ROWS)
-            self.after = _with(self.before, values) if self.assignments else None
+        self._sample(rows, values)
         if self.job is not None:
             self._held.append(_ranked(self.job, new, partition, self.rows.total()))
             self._held_bytes += new.nbytes
@@ -164,6 +162,15 @@ class Changes:
         if self.job is not None and self._held:
             self.reports += settle_and_write(self.job, self._held)
             self._held, self._held_bytes = [], 0
+
+    def _sample(self, rows: Rows, values: Mapping[str, pa.Array]) -> None:
+        missing = SAMPLE_ROWS - (self.before.num_rows if self.before else 0)
+        if missing > 0:
+            some = rows.slice(0, missing)
+            self.before = pa.concat_tables([self.before, some]) if self.before else some
+            if self.assignments:
+                changed = _with(some, values)
+                self.after = pa.concat_tables([self.after, changed]) if self.after else changed
 
     def _appended(self, chosen: Chosen, values: Mapping[str, pa.Array]) -> Rows:
         """The rows as the batch has them, without their places. A column that the record does not bring is null."""

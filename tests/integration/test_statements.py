@@ -269,7 +269,8 @@ def test_a_dry_call_writes_nothing(lake: Lake) -> None:
     assert update.rows == {"d=2020-01-01": 1, "d=2020-01-02": 1}
     assert update.before is not None
     assert update.after is not None
-    assert (update.before["v"].to_pylist(), update.after["v"].to_pylist()) == ([0], [10])
+    assert (update.before["v"].to_pylist(), update.after["v"].to_pylist()) == ([0, 0], [10, 10])
+    assert update.after.drop_columns("v").equals(update.before.drop_columns("v"))
     assert (update.append, update.publish) == (None, None)
     delete = lake.table.delete(where="k = 'a'")
     assert (delete.rows, delete.after) == (update.rows, None)

@@ -268,18 +268,19 @@ class UpkeepMachine(RuleBasedStateMachine):
     def repeat_the_last_change(self, latest: bool, strike: Any) -> None:
         self.struck(strike, lambda: self.change(latest))
 
+    @precondition(lambda self: self.lake.table.snapshots())
     @rule(
         key=st.sampled_from(["a", "b"]),
         add=st.integers(0, 2),
         latest=st.booleans(),
         rows=nights,
-        call=calls,
+        call=st.one_of(calls, st.tuples(st.just(0), st.just("create _lakeupsert/ledger"))),
         whole=st.booleans(),
     )
     def change_rows_beside_a_night(
         self, key: str, add: int, latest: bool, rows: list[Any], call: Any, whole: bool
     ) -> None:
-        """Somewhere in the statement another process appends, or runs a whole night."""
+        """Somewhere in the statement another process appends the same key, or runs a whole night."""
 
         def night() -> None:
             beside = Lake(self.root, **self.lake.given)
@@ -287,7 +288,7 @@ class UpkeepMachine(RuleBasedStateMachine):
             beside.table.close()
 
         self.changes.append((key, add))
-        self.land(rows)
+        self.land([{**row, "k": key} for row in rows])
         number, kind = call
         self.lake.points.amid(number, night, kind)
         self.change(latest)
