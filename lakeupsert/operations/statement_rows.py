@@ -69,12 +69,14 @@ class RowChoice:
         scan = scans(self.view.spec, self.where)
         for partition, files in groupby(self._files(), key=lambda file: file.partition):
             held: list[Rows] = []
+            size = 0
             for batch in batches(self.view, files, scan):
                 if (rows := self._listed(pa.Table.from_batches([batch]))).num_rows:
                     held.append(rows)
-                if sum(rows.nbytes for rows in held) >= CHUNK_BYTES:
+                    size += rows.nbytes
+                if size >= CHUNK_BYTES:
                     yield self._checked(partition, pa.concat_tables(held))
-                    held = []
+                    held, size = [], 0
             if held:
                 yield self._checked(partition, pa.concat_tables(held))
 

@@ -23,7 +23,7 @@ from lakeupsert.rows.statistics import StatisticsColumn, statistics_of
 from lakeupsert.rows.vectors import deleted_positions, drop_deleted
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
 from lakeupsert.table import metadata
-from lakeupsert.table.layout import HOME, partition_of, rebuild_command
+from lakeupsert.table.layout import HOME, STATEMENT_ROWS, partition_of, rebuild_command
 from lakeupsert.table.manifest import DataFile, PieceEnd, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, TableSpec
 from lakeupsert.table.types import leaves
@@ -489,6 +489,11 @@ def explain_damage(store: ObjectStore, name: str, partition: str | None = None) 
         elif name.startswith(f"{HOME}/data/"):
             advice += (
                 ", or withdraw all unpublished batches and load their landing files again: "
+                "`lakeupsert restore published --yes`, then `lakeupsert append --again`"
+            )
+        elif name.startswith(f"{STATEMENT_ROWS}/"):
+            advice += (
+                ", or withdraw all unpublished batches, give the update or delete again and load their landing files again: "
                 "`lakeupsert restore published --yes`, then `lakeupsert append --again`"
             )
         raise DamagedTableError(

@@ -190,6 +190,20 @@ def test_an_update_of_a_group_has_the_order_of_the_group(tmp_path: Path) -> None
     assert unsupported.value.code == "delete-of-groups"
 
 
+def test_an_order_in_file_names_stays(tmp_path: Path) -> None:
+    table = opened(tmp_path, "order_by = [\"sequence\"]\norder_in_name = '_(\\d+)'\n")
+    night(table, tmp_path, {"a_5.csv": "id,day,price\n1,2020-01-01,10\n2,2020-01-01,20\n"})
+    table.update({"price": "price + 7"}, where="id = '1'", dry=False)
+    table.delete(where="id = '2'", dry=False)
+    night(table, tmp_path, {"a_4.csv": "id,day,price\n1,2020-01-01,11\n2,2020-01-01,21\n"})
+    for source in ("stored", "landing"):
+        assert table.to_arrow(columns=["id", "price", "sequence"]).read_all().to_pylist() == [
+            {"id": "1", "price": 17, "sequence": 5}
+        ]
+        assert not table.reconcile(deep=True).unbalanced
+        table.reprocess(source=source, host="local")  # type: ignore[arg-type]
+
+
 def test_keys_of_the_whole_table(tmp_path: Path) -> None:
     lake = Lake(tmp_path, key_scope="table")
     lake.land("1.jsonl", [row("a", 0, 2, 1), row("b", 1, 2, 2)])
