@@ -268,27 +268,29 @@ class UpkeepMachine(RuleBasedStateMachine):
     def repeat_the_last_change(self, latest: bool, strike: Any) -> None:
         self.struck(strike, lambda: self.change(latest))
 
-    @precondition(lambda self: self.lake.table.snapshots())
     @rule(
         key=st.sampled_from(["a", "b"]),
         add=st.integers(0, 2),
         latest=st.booleans(),
-        rows=nights,
+        before=nights,
+        meanwhile=nights,
         call=st.one_of(calls, st.tuples(st.just(0), st.just("create _lakeupsert/ledger"))),
         whole=st.booleans(),
     )
     def change_rows_beside_a_night(
-        self, key: str, add: int, latest: bool, rows: list[Any], call: Any, whole: bool
+        self, key: str, add: int, latest: bool, before: list[Any], meanwhile: list[Any], call: Any, whole: bool
     ) -> None:
-        """Somewhere in the statement another process appends the same key, or runs a whole night."""
+        """Somewhere in the statement another process appends records of the same key, or runs a whole night of them."""
 
         def night() -> None:
             beside = Lake(self.root, **self.lake.given)
             beside.table.run(host="local") if whole else beside.table.append(host="local")
             beside.table.close()
 
+        self.land([{**row, "k": key, "op": None} for row in before])
+        self.lake.table.run(host="local")
         self.changes.append((key, add))
-        self.land([{**row, "k": key} for row in rows])
+        self.land([{**row, "k": key} for row in meanwhile])
         number, kind = call
         self.lake.points.amid(number, night, kind)
         self.change(latest)
