@@ -216,6 +216,8 @@ class Lake:
         for number in ledger:
             taken = [(f.path, f.sha256) for batch in counts_at(ledger, number) for f in ledger[batch].files]
             assert len(taken) == len(set(taken)), f"a landing file counts twice at {number}: {taken}"
+            named = [ledger[batch].batch_id for batch in counts_at(ledger, number)]
+            assert len(named) == len(set(named)), f"a batch id counts twice at {number}: {named}"
         for partition in {p for entry in ledger.values() for p in entry.touched}:
             head = self.table.objects.partition(partition).head()
             if head is not None and head.body.buckets:
