@@ -275,12 +275,12 @@ class UpkeepMachine(RuleBasedStateMachine):
         before=nights,
         meanwhile=nights,
         call=st.one_of(calls, st.tuples(st.just(0), st.just("create _lakeupsert/ledger"))),
-        whole=st.booleans(),
+        whole=st.sampled_from([False, False, True]),
     )
     def change_rows_beside_a_night(
         self, key: str, add: int, latest: bool, before: list[Any], meanwhile: list[Any], call: Any, whole: bool
     ) -> None:
-        """Somewhere in the statement another process appends records of the same key, or runs a whole night of them."""
+        """Somewhere in the statement another process appends records of the same keys, or runs a whole night of them."""
 
         def night() -> None:
             beside = Lake(self.root, **self.lake.given)
@@ -290,7 +290,7 @@ class UpkeepMachine(RuleBasedStateMachine):
         self.land([{**row, "k": key, "op": None} for row in before])
         self.lake.table.run(host="local")
         self.changes.append((key, add))
-        self.land([{**row, "k": key} for row in meanwhile])
+        self.land([{**row, "k": key, "d": before[0]["d"]} for row in meanwhile])
         number, kind = call
         self.lake.points.amid(number, night, kind)
         self.change(latest)
