@@ -23,7 +23,7 @@ from lakeupsert.rows.arrays import Hashes, Indices, Rows
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.rank import sortable
-from lakeupsert.storage import NotFoundError, open_store
+from lakeupsert.storage import NotFoundError, open_landing
 from lakeupsert.table.manifest import Bucketed
 from lakeupsert.table.spec import TableSpec
 
@@ -73,7 +73,7 @@ def read_keys(path: str, spec: TableSpec) -> KeyList:
     local = Path(path).expanduser().absolute()
     folder, _, name = path.rpartition("/") if "://" in path else (str(local.parent), "", local.name)
     try:
-        store = open_store(folder)
+        store = open_landing(folder)
         found = store.head(name)
         if found is None:
             raise NotFoundError(name)
