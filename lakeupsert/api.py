@@ -38,6 +38,7 @@ from lakeupsert.operations.restore import RestorePlan, restore
 from lakeupsert.operations.run import RunOptions, RunResult, run
 from lakeupsert.operations.schema import Column, SchemaChange, change, columns, retype_to
 from lakeupsert.operations.snapshots import list_snapshots, list_tags, lost_snapshots, tag
+from lakeupsert.operations.statement import Seen, StatementOptions, StatementResult, run_statement
 from lakeupsert.operations.vacuum import VacuumResult, vacuum
 from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.commit import AppendResult
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["EngineName", "HostName", "ReprocessResult", "RunResult", "SnapshotFigures", "Table"]
+__all__ = ["EngineName", "HostName", "ReprocessResult", "RunResult", "SnapshotFigures", "StatementResult", "Table"]
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
@@ -437,6 +438,73 @@ class Table:
     ) -> ReprocessResult:
         """Rewrite partitions that have become slow to read (``full``: all that a rewrite improves). No row changes."""
         return compact(self._table, full=full, host=host, workers=workers, stop=stop or Stop(), progress=progress)
+
+    @_public
+    def update(
+        self,
+        values: Mapping[str, str],
+        *,
+        where: str | None = None,
+        keys: str | Path | None = None,
+        snapshot: Seen = "published",
+        batch_id: str | None = None,
+        dry: bool = True,
+        workers: int = 1,
+        stop: Stop | None = None,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> StatementResult:
+        """Set columns of the rows of a filter or of a list of keys: one batch, merged and published. ``dry``: only count them.
+
+        Raises ConfigurationError if the table does not support it, or an argument can't be used; RefusedError if a new value
+        does not fit its column exactly, or a batch that touches the rows' partitions is not published yet.
+
+        Args:
+            values: by column, an expression in DuckDB's SQL over the columns of the row, for example
+                ``{"amount": "amount * 0.87"}``.
+            where: a filter as in `to_arrow`.
+            keys: a file with the key columns (CSV, JSON lines, Parquet, Avro or ORC), and if you like partition columns.
+            snapshot: read the rows as readers see them, or with all that was appended.
+            batch_id: a repeated call with the same id changes nothing again; it only finishes the first one.
+        """
+        options = StatementOptions(
+            expressions=values,
+            where=where,
+            keys=None if keys is None else str(keys),
+            snapshot=snapshot,
+            batch_id=batch_id,
+            dry=dry,
+            workers=workers,
+            stop=stop or Stop(),
+            progress=progress,
+        )
+        return run_statement(self._table, options)
+
+    @_public
+    def delete(
+        self,
+        *,
+        where: str | None = None,
+        keys: str | Path | None = None,
+        snapshot: Seen = "published",
+        batch_id: str | None = None,
+        dry: bool = True,
+        workers: int = 1,
+        stop: Stop | None = None,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> StatementResult:
+        """Delete the rows of a filter or of a list of keys. Arguments and errors are those of `update`."""
+        options = StatementOptions(
+            expressions=None,
+            where=where,
+            keys=None if keys is None else str(keys),
+            snapshot=snapshot,
+            batch_id=batch_id,
+            dry=dry,
+            workers=workers,
+            stop=stop or Stop(),
+            progress=progress,
+        )
+        return run_statement(self._table, options)
 
     @_public
     def restore(self, to: str | int | date, *, dry: bool = True) -> RestorePlan:

@@ -12,6 +12,7 @@ GROUPS = {
     "Every night": ("run", "plan", "append", "dedupe", "worker", "publish"),
     "Look": ("status", "history", "report", "quarantine", "diff", "explain", "reconcile"),
     "Read": ("head", "query", "files", "export", "ddl"),
+    "Change": ("update", "delete"),
     "Repair": ("redrive", "restore", "reprocess", "compact", "vacuum"),
     "Set up": ("init", "adopt", "config", "doctor", "schema", "demo"),
 }

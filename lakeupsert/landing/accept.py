@@ -135,6 +135,15 @@ def read_rows(
         check_unchanged(store, file.path, file.etag)
 
 
+def receipt_stamp(rules: RowRules) -> pa.Array:
+    """The receipt stamp in the type of the ordering column of a stamped table: an array of one."""
+    return convert(_receipt(rules), rules.spec.schema.field(rules.spec.order_by[0]).type)[0]
+
+
+def _receipt(rules: RowRules) -> pa.Array:
+    return pa.array([rules.received_at], pa.int64()).view(pa.timestamp("us", "UTC"))
+
+
 def _file_order(path: str, rules: RowRules) -> dict[str, pa.Array]:
     """The ordering column if it has one value for the whole file (an array of one): the receipt stamp, or the order in its name.
 
@@ -142,7 +151,7 @@ def _file_order(path: str, rules: RowRules) -> dict[str, pa.Array]:
     """
     spec = rules.spec
     if spec.stamped:
-        value = pa.array([rules.received_at], pa.int64()).view(pa.timestamp("us", "UTC"))
+        value = _receipt(rules)
     elif spec.order_in_name:
         name = path.rpartition("/")[2]
         match = re.search(spec.order_in_name, name)

@@ -87,7 +87,8 @@ class Night:
 
 
 def last_batches(table: OpenTable, up_to: int) -> list[Link[LedgerEntry]]:
-    numbers = [number for number, entry in enumerate(table.headers(up_to)) if entry.kind == "batch"]
+    headers = enumerate(table.headers(up_to))
+    numbers = [number for number, entry in headers if entry.kind == "batch" and entry.statement is None]
     return [link for number in numbers[-NIGHTS:] for link in table.entries(number - 1, number)]
 
 

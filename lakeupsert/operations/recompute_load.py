@@ -1,6 +1,6 @@
-"""Load landing files and adopted files into DuckDB, for `reconcile --deep`.
+"""Load landing files, adopted files and the rows of statements into DuckDB, for `reconcile --deep`.
 
-Reads     landing files, adopted files, quarantine files (which say which rows were refused)
+Reads     landing files, adopted files, packs of statements, quarantine files (which say which rows were refused)
 Writes    rows into DuckDB; a temporary copy of one file of a remote store at a time
 Repeat    safe
 """
@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -53,7 +54,7 @@ from lakeupsert.rows.datafiles import from_bytes, read_file
 from lakeupsert.rows.floor import Forgetting
 from lakeupsert.storage import NotFoundError, ObjectReader
 from lakeupsert.table.layout import partition_scalars
-from lakeupsert.table.ledger import FullExtract, LandingFile, LedgerEntry
+from lakeupsert.table.ledger import FullExtract, LandingFile, LedgerEntry, Statement
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import TableSpec, TypeChange
 
@@ -73,6 +74,7 @@ class _Source:
         entry, file: the batch, and the file's name in it.
         relation: a table, in SQL, with ``columns`` and the row's ``place``.
         is_text: all columns are text.
+        brings: in mode columns, the columns that its rows bring, if that is not all of ``columns``.
         partition: of an adopted file, whose partition columns are in the folder's name.
         is_delete: of a file with types, whether a row's operation deletes, in SQL.
     """
@@ -83,6 +85,7 @@ class _Source:
     columns: Sequence[str]
     place: str
     is_text: bool = False
+    brings: Sequence[str] | None = None
     partition: str | None = None
     is_delete: str | None = None
 
@@ -118,6 +121,8 @@ class LandedRows:
         """The first file of the batch that is gone or changed, or None. Replayed rows count as gone: no landing file has them."""
         if entry.replayed:
             return f"the quarantined rows of {entry.replayed[0].name}"
+        if entry.statement is not None:
+            return next((name for name in entry.statement.objects if self._table.store.head(name) is None), None)
         if entry.kind == "create":
             files = [f for p in partitions for f in entry.touched[p].files]
             heads = ((f, self._table.store.head(f.name)) for f in files)
@@ -154,6 +159,9 @@ class LandedRows:
                     with _on_disk(self._table.store, file.name) as path:
                         self._insert(self._adopted(entry, path, file.name, partition))
             return
+        if entry.statement is not None:
+            for partition in partitions:
+                self._load_statement(entry, entry.statement, partition)
         refused, unreadable = self._quarantined(entry)
         for landed in entry.files:
             if landed.path in unreadable:
@@ -169,6 +177,24 @@ class LandedRows:
             self._received[partition].append(_Received(number, entry.received_at, entry.retention))
         if entry.full:
             self._delete_lacking(entry.full, partitions)
+
+    def _load_statement(self, entry: LedgerEntry, statement: Statement, partition: str) -> None:
+        """Load the rows of an update or delete. They have no second reader: no other program wrote them."""
+        spec = self._table.spec(entry.spec_version)
+        for file in entry.touched[partition].files:
+            if file.name not in statement.objects:  # deletes for keys that moved follow from the rows that landed
+                continue
+            self.files += 1
+            whole = msgspec.structs.replace(file, deleted=None)
+            rows = read_file(self._table.store, whole, spec.ranked_schema, spec)
+            partition_values = partition_scalars(spec, partition)
+            stored = {
+                f.name: rows[f.name].cast(f.type) for f in compared_schema(spec) if f.name not in partition_values
+            }
+            given = {name: pa.repeat(value, rows.num_rows) for name, value in partition_values.items()}
+            self._db.register("block", pa.table({**stored, **given, **{n: rows[n] for n in (DELETED, PLACE)}}))
+            brings = None if spec.mode == "rows" else [*statement.set]
+            self._insert(_Source(entry, "", "block", [*stored, *given, DELETED], PLACE, brings=brings))
 
     def _delete_lacking(self, full: FullExtract, partitions: Sequence[str]) -> None:
         """Delete the rows of keys that a full extract lacks, and of those that it has the forgotten deletes."""
@@ -304,7 +330,7 @@ class LandedRows:
             has = HAS
         else:
             new_names = self._new_names(source.entry)
-            names = sorted(set(map(str.lower, source.columns)))
+            names = sorted(set(map(str.lower, source.columns if source.brings is None else source.brings)))
             has = f"CAST([{', '.join(literal(new_names.get(name, name)) for name in names)}] AS VARCHAR[])"
         inserted = self._db.execute(
             f"INSERT INTO landed SELECT * EXCLUDE ({PLACE}) FROM "
@@ -371,6 +397,8 @@ class LandedRows:
     def _deletes(self, source: _Source) -> str:
         """Whether a row is a delete, in SQL."""
         rule = self._spec.delete
+        if DELETED in source.columns:  # of a statement
+            return DELETED
         if rule is None or source.partition is not None:
             return "false"
         if rule.file_prefix and source.file.rpartition("/")[2].startswith(rule.file_prefix):

@@ -175,6 +175,7 @@ def reprocess(
         plan = ReprocessPlan("stored", heads, (), sum(m.files for m in stored), sum(m.bytes for m in stored))
         return plan if dry or not heads else _send_work(table, plan, snapshot, {}, start=None)
     needed = _batches(table, {p: head.body.merged for p, head in heads.items()})
+    statements = _statements(table, needed)
     adopted = [f for p in heads for f in _adopted(table, p)]
     progress(f"checking the landing files of {count(len(needed), 'batch', 'es')}")
     inputs = _check_sources(table, needed, adopted)
@@ -191,6 +192,8 @@ def reprocess(
     below_floor = read_refused_keys(table.store, [head.body for head in heads.values()], table.existing_spec())
     try:
         for number, partitions in needed.items():
+            if number in statements:
+                continue
             progress(f"reading batch {number} again, {count(len(inputs[number]), 'landing file')}")
             job = _job(table, host, number, inputs[number], partitions, start, below_floor)
             replayed = table.entries(number - 1, number)[0].body.replayed
@@ -200,7 +203,8 @@ def reprocess(
             for partition in partitions:  # a full extract also touches partitions that it has no rows of
                 rebuilt[partition][number] = touched.get(partition, NOTHING)
             _verify(table, number, reports, {p: rebuilt[p][number] for p in partitions})
-        return _send_work(table, plan, snapshot, rebuilt, start)
+        whole = {p: {**rebuilt[p], **{n: of[p] for n, of in statements.items() if p in of}} for p in heads}
+        return _send_work(table, plan, snapshot, whole, start)
     except (RefusedError, FencedError):  # nothing names these files
         table.discard({f.name for batches in rebuilt.values() for t in batches.values() for f in t.files})
         raise
@@ -296,6 +300,16 @@ def _batches(table: OpenTable, merged: Mapping[str, int]) -> dict[int, frozenset
     return {number: frozenset(partitions[number]) for number in sorted(partitions)}
 
 
+def _statements(table: OpenTable, needed: Mapping[int, frozenset[str]]) -> dict[int, dict[str, Touched]]:
+    """What updates and deletes among the batches brought to these partitions. Their rows are stored, and not read again."""
+    entries = {number: table.entries(number - 1, number)[0].body for number in needed}
+    return {
+        number: {p: entries[number].touched[p] for p in partitions}
+        for number, partitions in needed.items()
+        if entries[number].statement is not None
+    }
+
+
 def _adopted(table: OpenTable, partition: str) -> tuple[DataFile, ...]:
     first = table.entries(-1, 0)[0].body.touched.get(partition)
     return first.files if first else ()
@@ -310,10 +324,19 @@ class _LandingSource:
     file: LandingFile
 
 
+@dataclass(frozen=True)
+class _Pack:
+    """A pack with rows of an update or delete, and its batch."""
+
+    batch: int
+    name: str
+
+
 def _check_sources(
     table: OpenTable, needed: Mapping[int, frozenset[str]], adopted: Sequence[DataFile]
 ) -> dict[int, tuple[LandingInput, ...]]:
-    """The landing files of each batch, as they are now. Raises RefusedError if one is gone or changed."""
+    """The landing files of each batch, as they are now. Raises RefusedError if one is gone or changed, or a statement's pack is
+    gone."""
 
     def check(source: _LandingSource) -> LandingInput | _Unfit:
         number, file = source.batch, source.file
@@ -335,15 +358,24 @@ def _check_sources(
             return None
         return _Unfit("source-changed" if found else "source-gone", 0, table.store.uri(file.name))
 
+    def check_pack(pack: _Pack) -> _Unfit | None:
+        return None if table.store.head(pack.name) else _Unfit("source-gone", pack.batch, table.store.uri(pack.name))
+
     sources = [
         _LandingSource(number, place, file)
         for number in needed
         for place, file in enumerate(table.entries(number - 1, number)[0].body.files)
         if file.sha256  # otherwise it could not be read then, and brought no rows
     ]
+    entries = ((number, table.entries(number - 1, number)[0].body) for number in needed)
+    packs = [_Pack(number, name) for number, e in entries if e.statement for name in e.statement.objects]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         inputs = list(pool.map(check, sources))
-        unfit = [r for r in (*inputs, *pool.map(check_adopted, adopted)) if isinstance(r, _Unfit)]
+        unfit = [
+            r
+            for r in (*inputs, *pool.map(check_adopted, adopted), *pool.map(check_pack, packs))
+            if isinstance(r, _Unfit)
+        ]
     if unfit:
         raise unfit[0].error(others=len(unfit) - 1)
     return {

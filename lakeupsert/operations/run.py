@@ -115,30 +115,35 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
     expected = None
     with suppress(DamagedTableError):  # the merge of that partition fails because of it, and the others go on
         expected = predict_merges(table, appended)
+    drain = DrainOptions(
+        host=host.name if options.workers is None else "local",
+        workers=options.workers or options.local_workers,
+        calls_at_once=options.calls_at_once,
+        engine=options.engine,
+        stop=options.stop,
+        progress=Countdown("merging partitions", progress),
+    )
     try:
-        merged: list[PartitionResult] = []
-        drain_queues(
-            table,
-            DrainOptions(
-                host=host.name if options.workers is None else "local",
-                workers=options.workers or options.local_workers,
-                calls_at_once=options.calls_at_once,
-                engine=options.engine,
-                stop=options.stop,
-                progress=Countdown("merging partitions", progress),
-            ),
-            merged.append,
-        )
-        progress("publishing")
-        published = publish(table)
+        merged, published = merge_and_publish(table, drain, progress)
     except LakeupsertError as e:
         e.data_changed |= appended is not None or (refused is not None and refused.data_changed)
         raise
-    if not table.settings.retention:
-        vacuum(table, dry=False, progress=progress, standings=published.publishers)  # for readers that list folders
     if refused is not None:
         raise refused
     return RunResult(host, appended, merged, published, expected, planned)
+
+
+def merge_and_publish(
+    table: OpenTable, options: DrainOptions, progress: Callable[[str], None]
+) -> tuple[list[PartitionResult], PublishResult]:
+    """The steps of a night behind its append."""
+    merged: list[PartitionResult] = []
+    drain_queues(table, options, merged.append)
+    progress("publishing")
+    published = publish(table)
+    if not table.settings.retention:
+        vacuum(table, dry=False, progress=progress, standings=published.publishers)  # for readers that list folders
+    return merged, published
 
 
 def _merge_host(table: OpenTable, options: RunOptions, appended: AppendResult | None) -> ChosenHost:

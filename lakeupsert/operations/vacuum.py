@@ -30,7 +30,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import Publishers, PublisherStanding
 from lakeupsert.storage import SCRATCH, ObjectInfo
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import HOME, KEYS, TableObjects
+from lakeupsert.table.layout import HOME, KEYS, STATEMENT_ROWS, TableObjects
 from lakeupsert.table.ledger import LedgerEntry, RestorePoint, next_stamp
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
@@ -229,6 +229,7 @@ class _Survey:
             self._survey_partition(partition)
         self._survey_packs(packs)
         self._survey_keys(ledger.number)
+        self._survey_statements(ledger.number)
         self._survey_snapshots()
         for found in publishers.garbage(self._oldest, max(self._snapshots)):
             if self._is_older(found, ORPHANS_KEPT):
@@ -384,6 +385,15 @@ class _Survey:
             if name in named - needed:
                 self._add(found, "a part of the key index that was rewritten since", None, None)
             elif name not in named and self._is_older(found, ORPHANED_PACKS_KEPT):
+                self._add(found, "its writer did not commit it", None, TableObjects.start_of(name))
+
+    def _survey_statements(self, number: int) -> None:
+        """Rows of updates and deletes: those that the ledger names are kept, since no landing file has them."""
+        if not self._objects[STATEMENT_ROWS]:
+            return
+        named = {name for e in self._table.headers(number) if e.statement for name in e.statement.objects}
+        for name, found in self._objects[STATEMENT_ROWS].items():
+            if name not in named and self._is_older(found, ORPHANED_PACKS_KEPT):
                 self._add(found, "its writer did not commit it", None, TableObjects.start_of(name))
 
     def _needs(self, partition: str, batch: int) -> bool:

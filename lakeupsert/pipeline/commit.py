@@ -1,4 +1,4 @@
-"""Commit a batch, of landing files or of quarantined rows.
+"""Commit a batch, of landing files, of quarantined rows or of a statement.
 
 Reads     the heads of spec and ledger after a lost race; if a retype broke off before its ledger entry, what `retypes` reads
 Writes    the next spec if columns came or grew, then ONE ledger entry: that put is the commit and the acknowledgement; then a
@@ -140,6 +140,9 @@ def _rebase(
     if job.spec.key_scope == "table" or entry.replayed:
         return None
     won = [link.body for link in table.entries(head.number, newer.number)]
+    # The rows of a statement were computed from what these partitions had.
+    if entry.statement is not None and any(entry.touched.keys() & e.touched.keys() for e in won):
+        return None
     paths = {f.path for f in entry.files}
     if any(f.path in paths for e in won for f in e.files) or any(e.batch_id == entry.batch_id for e in won):
         return None

@@ -63,7 +63,7 @@ def query(view: View, name: str, sql: str) -> pa.RecordBatchReader:
         files = files_to_scan(view, "DuckDB")
         rows_of_view = connection.from_arrow(source) if files is None else to_duckdb(view, connection)
         rows_of_view.create_view(name)
-        _lock(connection, [file.path for some in (files or {}).values() for file in some])
+        lock(connection, [file.path for some in (files or {}).values() for file in some])
         rows = pa.RecordBatchReader.from_stream(_plain(connection.sql(sql)))
     except duckdb.Error as e:
         connection.close()
@@ -102,7 +102,7 @@ def _table_functions(node: object) -> Iterator[str]:
             yield from _table_functions(part)
 
 
-def _lock(connection: "DuckDBPyConnection", paths: Sequence[str]) -> None:
+def lock(connection: "DuckDBPyConnection", paths: Sequence[str]) -> None:
     """Let the connection open these files and no others, and keep it from changing that."""
     # DuckDB makes this folder if a query needs it, and removes it.
     spill = Path(tempfile.gettempdir(), f"lakeupsert-query-{clock.new_id()}")

@@ -9,11 +9,13 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import reduce
 from typing import NamedTuple, TypeAlias, cast
 
 import pyarrow as pa
 
 from lakeupsert.read.where import Terms, all_of, parse_where
+from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.statistics import has_bounds
 from lakeupsert.table.manifest import ColumnStatistics, DataFile
 from lakeupsert.table.spec import TableSpec, field_id
@@ -165,7 +167,17 @@ class _Terms:
 def file_test(spec: TableSpec, where: str | None) -> FileTest:
     """The test of the filter. Raises ConfigurationError if the filter can't be used."""
     terms = _Terms()
-    condition = cast(_Term | None, all_of(parse_where(where, spec.schema, cast(Terms, terms))))
+    return _test(terms, cast(_Term | None, all_of(parse_where(where, spec.schema, cast(Terms, terms)))))
+
+
+def key_test(spec: TableSpec, keys: Rows) -> FileTest:
+    """The test whether a file may have one of these keys, given in columns of the table."""
+    terms = _Terms()
+    conditions = [terms.is_in(terms.column(spec.schema.field(name)), keys[name]) for name in keys.schema.names]
+    return _test(terms, reduce(operator.and_, conditions))
+
+
+def _test(terms: _Terms, condition: _Term | None) -> FileTest:
     if condition is None:
         return lambda file, values: True
     columns = {id_: field for id_, field in terms.columns.items() if has_bounds(field.type)}

@@ -150,6 +150,10 @@ class View:
             for bucket in buckets:
                 yield from self._files(partition, (file for file in bucket.data if may_pass(file, values)))
 
+    def is_settled(self, partition: str) -> bool:
+        """Whether no key can have several rows in a partition. Adopted files that were never merged may repeat one."""
+        return all(bucket.settled for bucket in self._buckets(partition))
+
     def retyped(self) -> bool:
         """Whether a column of the table, or a field of one, has had another type, which old files then have."""
         types = {field_id(field): field.type for field in self.spec.schema}

@@ -415,7 +415,7 @@ def _state(night: Night) -> str:
 
 
 def _event_key(nights: Sequence[Night]) -> list[tuple[str, str]]:
-    return [("event", "restore, replay or change of the schema")] if any(n.note for n in nights) else []
+    return [("event", "restore, replay, update, delete or change of the schema")] if any(n.note for n in nights) else []
 
 
 def _ticks(nights: Sequence[Night]) -> list[Tick]:

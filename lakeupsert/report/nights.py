@@ -66,7 +66,7 @@ class Night:
     """One batch, or another ledger entry that changes what the table is.
 
     Attributes:
-        note: what is unusual about it: what a restore goes back to, what was renamed, or that rows were replayed.
+        note: what is unusual about it: what a restore goes back to, what was renamed, a statement, or that rows were replayed.
         quarantined: rows that it refused, by reason.
         refused_by_merges: rows below a floor.
         whole: the merges of all touched partitions are known, so ``bytes_written`` and ``changes`` are complete.
@@ -343,6 +343,8 @@ def _note(table: OpenTable, entry: LedgerEntry) -> str:
         changes += [f"{name} became {type_name(steps[-1].after)}" for name, steps in retypes]
         changes += [f"{count(entry.rows_quarantined, 'row')} quarantined"] if entry.rows_quarantined else []
         return ", ".join(changes) or "new schema"
+    if entry.statement is not None:
+        return str(entry.statement)
     return "replay" if entry.replayed else ""
 
 

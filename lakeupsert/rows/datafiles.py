@@ -24,9 +24,9 @@ from lakeupsert.rows.statistics import StatisticsColumn, statistics_of
 from lakeupsert.rows.vectors import deleted_positions, drop_deleted
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
 from lakeupsert.table import metadata
-from lakeupsert.table.layout import HOME, partition_of, rebuild_command
+from lakeupsert.table.layout import HOME, STATEMENT_ROWS, partition_of, rebuild_command
 from lakeupsert.table.manifest import DataFile, PieceEnd, TombstoneFile
-from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, TableSpec
 from lakeupsert.table.types import leaves
 
 ROW_GROUP_BYTES = 32 << 20
@@ -492,6 +492,11 @@ def explain_damage(store: ObjectStore, name: str, partition: str | None = None) 
                 ", or withdraw all unpublished batches and load their landing files again: "
                 "`lakeupsert restore published --yes`, then `lakeupsert append --again`"
             )
+        elif name.startswith(f"{STATEMENT_ROWS}/"):
+            advice += (
+                ", or withdraw all unpublished batches, give the update or delete again and load their landing files again: "
+                "`lakeupsert restore published --yes`, then `lakeupsert append --again`"
+            )
         raise DamagedTableError(
             "damaged-data-file",
             f"Data file {store.uri(name)} {problem}. Its manifest names it, so something other than lakeupsert "
@@ -522,7 +527,9 @@ def align(rows: Rows, schema: pa.Schema) -> Rows:
     columns = []
     for field in schema:
         at = rows.schema.get_field_index(field.name)
-        if at < 0:
+        if field.name == DELETE_FLAG and at < 0:
+            columns.append(pa.repeat(pa.scalar(False), rows.num_rows))
+        elif at < 0:
             columns.append(pa.nulls(rows.num_rows, field.type))
         elif rows.schema.field(at).type.equals(field.type):
             columns.append(rows.column(at))

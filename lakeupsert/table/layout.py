@@ -30,6 +30,8 @@ DATA = f"{HOME}/data"
 KEYS = f"{HOME}/keys"
 """The key index of a table whose keys are unique across partitions."""
 QUARANTINE = f"{HOME}/quarantine"
+STATEMENT_ROWS = f"{HOME}/statements"
+"""The appended rows of updates and deletes, which no landing file has."""
 LONGEST_PARTITION = 200
 """Maximum bytes of a partition's folder name. File systems allow 255, and temporary names need some of them."""
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
@@ -42,6 +44,7 @@ _OURS = re.compile(
             "base": "parquet",
             "appended": "pack",
             "moved": "pack",
+            "statement": "pack",
             "keys": r"parquet\.keys",
             "delta": r"parquet\.delta",
             "history": r"parquet\.history",
@@ -125,6 +128,10 @@ class TableObjects:
     def new_appended(start: int) -> str:
         # No name below ends in `.parquet`, because DuckDB and Polars would read these rows as if they were merged.
         return f"{DATA}/appended-{start}-{clock.new_id()}.pack"
+
+    @staticmethod
+    def new_statement(start: int) -> str:
+        return f"{STATEMENT_ROWS}/statement-{start}-{clock.new_id()}.pack"
 
     @staticmethod
     def new_moved(start: int) -> str:

@@ -141,6 +141,42 @@ class FullExtract(msgspec.Struct, frozen=True, kw_only=True):
     order: str
 
 
+LONGEST_STATEMENT = 200
+"""Characters of a statement that people see; a filter may list thousands of values."""
+
+
+class Statement(msgspec.Struct, frozen=True, kw_only=True):
+    """The `update` or `delete` that made a batch of rows that the table had (ADR 0041).
+
+    Attributes:
+        set: for an update, the expression of each column that it sets, in DuckDB's SQL; empty for a delete.
+        where: the filter of its rows; None: all rows of its keys.
+        keys: SHA-256 of the list of keys that it was given; None without one.
+        seen: the last ledger entry whose rows it saw, in every partition that it touches.
+        objects: the packs with its rows. No landing file has these, so vacuum keeps them.
+    """
+
+    set: dict[str, str] = {}
+    where: str | None = None
+    keys: str | None = None
+    seen: int
+    objects: tuple[str, ...]
+
+    @property
+    def kind(self) -> Literal["update", "delete"]:
+        return "update" if self.set else "delete"
+
+    def is_same(self, other: "Statement") -> bool:
+        """Whether both were asked for the same."""
+        return (self.set, self.where, self.keys) == (other.set, other.where, other.keys)
+
+    def __str__(self) -> str:
+        """The statement for people, cut if it is long."""
+        sets = f" set {', '.join(f'{column} = {value}' for column, value in self.set.items())}" if self.set else ""
+        text = f"{self.kind}{sets}{' for a list of keys' if self.keys else ''}{f' where {self.where}' if self.where else ''}"
+        return text if len(text) <= LONGEST_STATEMENT else f"{text[: LONGEST_STATEMENT - 1]}…"
+
+
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One number of the ledger.
 
@@ -156,6 +192,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
             column is null from then on; they count in ``rows_read``.
         seen: files that an earlier entry loaded and that landed again, unchanged, under another etag. They are not loaded again.
         replayed: quarantine files that the batch loaded instead of landing files, in the order that ranks their rows (ADR 0010).
+        statement: the update or delete that the batch is from, instead of landing files.
         fence: only for kind fence. An append that started when the ledger had this many entries or fewer can't commit behind
             the fence, because a vacuum may have deleted its files. A restore gives up at any fence, because its snapshot may
             have expired.
@@ -183,6 +220,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     quarantine: tuple[QuarantineFile, ...] = ()
     restored: RestorePoint | None = None
     replayed: tuple[ReplayedFile, ...] = ()
+    statement: Statement | None = None
     fence: int | None = None
     seen: tuple[SeenFile, ...] = ()
     full: FullExtract | None = None
@@ -196,7 +234,9 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The landing or quarantine files that its rows come from, in the order that ranks them."""
+        """What its rows come from, in the order that ranks them: landing files, quarantine files, or a statement."""
+        if self.statement is not None:
+            return (str(self.statement),)
         return tuple(f.name for f in self.replayed) or tuple(f.path for f in self.files)
 
     @property
@@ -247,6 +287,8 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
         wrong.append(f"kind {new.kind} with {len(new.files)} landing files replays quarantined rows")
     if new.replayed and new.rows_read != sum(f.rows for f in new.replayed):
         wrong.append(f"{new.rows_read} rows read, {sum(f.rows for f in new.replayed)} in what it replays")
+    if new.statement is not None and (new.kind != "batch" or new.files or new.replayed or new.full or new.quarantined):
+        wrong.append(f"kind {new.kind} is a statement and has {len(new.sources)} other sources or refused rows")
     if len({f.name for f in new.replayed}) < len(new.replayed):
         wrong.append("it replays a quarantine file twice")
     if new.rows_read != new.rows_appended + new.rows_quarantined:

@@ -22,8 +22,7 @@ FIELD_ID = b"PARQUET:field_id"
 RESERVED = "_lakeupsert"
 """Prefix that no column of a landing file may have, in upper or lower case."""
 DELETE_FLAG = "_lakeupsert_delete"
-"""Boolean column of appended files: the row is a delete. Only present if the table has a delete rule or unique keys across
-partitions."""
+"""Boolean column of appended files: the row is a delete. Without it, no row is. See `TableSpec.has_deletes`."""
 FILE = "_lakeupsert_file"
 """Integer column of appended files: the landing file's place in its batch. `FILE` and `PLACE` are the last parts of a rank."""
 PLACE = "_lakeupsert_place"
@@ -38,7 +37,9 @@ MOVED_TO = "_lakeupsert_moved_to"
 """Text column of appended files with deletes that `append` wrote: the partition that the key moved to."""
 HIDDEN_IDS = 2_000_000_000
 """Field ids from here on are those of columns that readers don't see. Those of the table's columns count from 1."""
-FEATURES = frozenset({"columns", "history", "renames", "key_scope", "file_names", "retypes"})
+STATEMENTS = "statements"
+"""The feature of tables that an `update` or `delete` has changed."""
+FEATURES = frozenset({"columns", "history", "renames", "key_scope", "file_names", "retypes", STATEMENTS})
 """Format features that a spec may require its readers and writers to know."""
 
 
@@ -306,8 +307,15 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def has_deletes(self) -> bool:
-        """Whether an appended row may be a delete: one that landed, or one for a key that moved to another partition."""
-        return self.delete is not None or self.key_scope == "table"
+        """Whether an appended row may be a delete: one that landed, one for a key that moved to another partition, or one of a
+        statement."""
+        return self.delete is not None or self.key_scope == "table" or STATEMENTS in self.requires
+
+    def with_statements(self) -> "TableSpec":
+        """The spec of a table whose batches may be of statements: this one, if it is."""
+        if STATEMENTS in self.requires:
+            return self
+        return msgspec.structs.replace(self, requires=tuple(sorted({*self.requires, STATEMENTS})))
 
     @property
     def settles_early(self) -> bool:

@@ -21,6 +21,7 @@ from lakeupsert.engine.by_name import HostName
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.errors import TryAgainError
 from lakeupsert.operations.reconcile import prove
+from lakeupsert.operations.statement import StatementResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.publishers.delta_log import list_log
 from lakeupsert.queue import WorkQueue
@@ -29,7 +30,7 @@ from lakeupsert.storage import ObjectStore, open_store
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.types import named_type
 from lakeupsert.testing.faults import Fault, FaultyQueue, FaultyStore, Killed, Points
-from lakeupsert.testing.model import Row, Rules, counts_at, expected
+from lakeupsert.testing.model import Change, Row, Rules, counts_at, expected
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table as IcebergTable
@@ -84,6 +85,7 @@ class Lake:
         self.landed: dict[str, list[Row]] = {}
         self.refused: dict[str, list[Row]] = {}
         self.adopted: dict[str, list[Row]] = {}
+        self.statements: dict[str, Change] = {}
         self.passes: Callable[[Row, LedgerEntry], bool] = lambda row, entry: False
         self.table = Table("t", self.settings)
         self.points = Points()
@@ -108,7 +110,7 @@ class Lake:
                     with there.write(found.name) as sink:
                         sink.write(here.get(found.name))
         other.landed, other.refused, other.adopted = dict(self.landed), dict(self.refused), dict(self.adopted)
-        other.passes = self.passes
+        other.passes, other.statements = self.passes, dict(self.statements)
         return other
 
     def _relocate(self, setting: object, root: Path) -> object:
@@ -152,6 +154,14 @@ class Lake:
             target.write_text("".join(lines), encoding="utf-8")
         self.landed[path], self.refused[path] = list(rows), list(refused)
 
+    def change(
+        self, batch_id: str, values: Mapping[str, str] | None, where: str, change: Change, **options: Any
+    ) -> StatementResult:
+        """Update rows, or without ``values`` delete them. ``change`` does the same to a row as a dict."""
+        self.statements[batch_id] = change
+        given = {"where": where, "batch_id": batch_id, "dry": False, **options}
+        return self.table.delete(**given) if values is None else self.table.update(values, **given)
+
     def lay(self, name: str, rows: Sequence[Row]) -> None:
         """Write plain Parquet for `Table.adopt`: a file of that name in each partition's folder, without the operation column."""
         columns = {c: named_type(type_, c) for c, type_ in self.settings.schema.items() if c not in ("d", "op")}
@@ -170,7 +180,15 @@ class Lake:
 
     def expected(self, up_to: int, unsettled: Collection[str] = ()) -> list[dict[str, Any]]:
         return expected(
-            self.rules, self.entries(), self.landed, up_to, self.refused, self.passes, self.adopted, unsettled
+            self.rules,
+            self.entries(),
+            self.landed,
+            up_to,
+            self.refused,
+            self.passes,
+            self.adopted,
+            unsettled,
+            self.statements,
         )
 
     def expected_in(self, view: View) -> list[dict[str, Any]]:
@@ -198,6 +216,8 @@ class Lake:
         for number in ledger:
             taken = [(f.path, f.sha256) for batch in counts_at(ledger, number) for f in ledger[batch].files]
             assert len(taken) == len(set(taken)), f"a landing file counts twice at {number}: {taken}"
+            named = [ledger[batch].batch_id for batch in counts_at(ledger, number)]
+            assert len(named) == len(set(named)), f"a batch id counts twice at {number}: {named}"
         for partition in {p for entry in ledger.values() for p in entry.touched}:
             head = self.table.objects.partition(partition).head()
             if head is not None and head.body.buckets:

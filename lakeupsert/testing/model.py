@@ -8,6 +8,8 @@ from typing import Any
 from lakeupsert.table.ledger import LedgerEntry
 
 Row = Mapping[str, Any]  # values of ordering columns are compared, which `object` does not allow
+Change = Callable[[Row], Row | None]
+"""What an update or delete makes of a row: the changed row, a delete, or None if it is not for this row."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def expected(
     passes: Callable[[Row, LedgerEntry], bool] = lambda row, entry: False,
     adopted: Mapping[str, Sequence[Row]] | None = None,
     unsettled: Collection[str] = (),
+    statements: Mapping[str, Change] | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of the table after the ledger entries up to number ``up_to``, by partition and key.
 
@@ -74,7 +77,9 @@ def expected(
         adopted: the rows of the files that the table started with, by name. They are batch 0 and always count.
         unsettled: partitions that show their adopted files unchanged, one after the other. If a key has one row in the whole
             table, these rows still compete with those of other partitions.
+        statements: by batch id, what an update or delete does.
     """
+    entries = list(entries)
     ledger = dict(entries)
     best: dict[tuple[Any, ...], tuple[tuple[Any, ...], Row, bool]] = {}
     quarantined: dict[str, Sequence[Row]] = {}
@@ -97,6 +102,18 @@ def expected(
                 add(row, 0, file, place, is_shown=partition not in unsettled)
     for number in counts_at(ledger, up_to):
         entry = ledger[number]
+        if entry.statement is not None:
+            seen, before = (
+                expected(rules, entries, landed, at, refused, passes, adopted, (), statements)
+                for at in (entry.statement.seen, number - 1)
+            )
+            change = (statements or {})[entry.batch_id]
+            assert entry.touched.keys() == {_partition(row, rules) for row in seen if change(row)}
+            # Where it found rows, it must have seen everything that is before it.
+            found = [row for row in before if _partition(row, rules) in entry.touched]
+            for place, row in enumerate(filter(None, map(change, found))):
+                add(row, number, 0, place)
+            continue
         attempted = [(landed[f.path], (refused or {}).get(f.path, ())) for f in entry.files]
         attempted += [((), quarantined.pop(f.name)) for f in entry.replayed]  # fails if rows are replayed twice
         remaining = [row for _, doubtful in attempted for row in doubtful if not passes(row, entry)]
@@ -108,6 +125,10 @@ def expected(
     live.sort(key=lambda row: [row[c] for c in rules.key])
     shown = sorted((*live, *unchanged), key=lambda row: row[rules.partition])
     return [{c: v for c, v in row.items() if c != rules.delete_column} for row in shown]
+
+
+def _partition(row: Row, rules: Rules) -> str:
+    return f"{rules.partition}={row[rules.partition]}"
 
 
 def counts_at(entries: Mapping[int, LedgerEntry], number: int) -> list[int]:

@@ -48,6 +48,8 @@ COMMANDS = [
         "diff",
         "head",
         "query",
+        "update",
+        "delete",
     ),
 ]
 FIELDS = [

@@ -137,6 +137,40 @@ def test_shoes_and_shorts_of_the_data_lake(tmp_path: Path, strategy: str) -> Non
     assert_files_that_come_again_change_nothing(table, tmp_path)
 
 
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+def test_shoes_and_shorts_as_an_update(tmp_path: Path, strategy: str) -> None:
+    """The statement that the data lake starts from, `UPDATE … SET … WHERE pk IN (…)`: shoes of January at $10 and shorts of July
+    at $5 become a bundle for $13, 0.133 off each. Both keep transaction, date and id, and are received anew."""
+    table = opened(
+        tmp_path,
+        f'strategy = "{strategy}"\nkey = ["transaction_id"]\npartition_by = ["transaction_date"]\n'
+        'landing_dates = "%d/%m/%Y"\n[tables.t.schema]\nprice = "decimal(9,2)"\n',
+    )
+    header = "transaction_id,transaction_date,product,price\n"
+    night(table, tmp_path, {"02/01/2020/a.csv": header + "1,2020-01-01,shoes,10.00\n2,2020-01-01,socks,2.00\n"})
+    night(table, tmp_path, {"08/07/2020/a.csv": header + "3,2020-07-07,shorts,5.00\n"})
+    before = table.to_arrow().read_all().to_pylist()
+    bundle = {"price": "round(price * (1 - 0.133), 1)"}
+    planned = table.update(bundle, where="transaction_id in ('1', '3')", batch_id="bundle")
+    assert planned.rows == {"transaction_date=2020-01-01": 1, "transaction_date=2020-07-07": 1}
+    assert table.to_arrow().read_all().to_pylist() == before
+    for _ in range(2):
+        table.update(bundle, where="transaction_id in ('1', '3')", batch_id="bundle", dry=False)
+        assert rows(table, "transaction_date", "product", "price") == [
+            ("2020-01-01", "shoes", "8.70"),
+            ("2020-01-01", "socks", "2.00"),
+            ("2020-07-07", "shorts", "4.30"),
+        ]
+    now = table.to_arrow().read_all().to_pylist()
+    raised = [new["record_timestamp"] > old["record_timestamp"] for new, old in zip(now, before, strict=True)]
+    assert raised == [True, False, True]
+    assert len(list((tmp_path / "processed").glob("transaction_date=*"))) == 2
+    for _ in range(2):
+        assert not table.reconcile(deep=True).unbalanced
+        table.reprocess(source="landing", host="local")
+        assert table.to_arrow().read_all().to_pylist() == now
+
+
 @pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 def test_subscribers_of_a_telecom_store(tmp_path: Path, strategy: str) -> None:

@@ -235,6 +235,8 @@ COMMANDS = [
     "head 2",
     "query from(t)",
     "diff 0 latest --rows",
+    "update --set v=v+1 --where l=0 --yes",
+    "delete --where l=7 --yes",
     "reconcile --deep",
     "compact --full",
     "restore 0 --yes",

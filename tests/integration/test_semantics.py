@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,7 +126,7 @@ def test_example_of_the_page(
 
 def run_commands(lines: str, root: Path) -> None:
     for line in lines.splitlines():
-        done = CliRunner().invoke(main, [*line.split()[1:], "--config", str(root / "lakeupsert.toml")])
+        done = CliRunner().invoke(main, [*shlex.split(line)[1:], "--config", str(root / "lakeupsert.toml")])
         assert done.exit_code == 0, done.output
 
 

@@ -31,6 +31,7 @@ from lakeupsert.rows import datafiles, vectors
 from lakeupsert.table.layout import DATA, KEYS
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.model import counts_at
 from lakeupsert.testing.rounds import TIMES
 
 MEMORY = Path("/dev/shm")
@@ -96,6 +97,7 @@ class UpkeepMachine(RuleBasedStateMachine):
         self.lake = Lake(self.root, keep_snapshots=2, schema=SCHEMA, key_scope=self.key_scope)
         self.number = 0
         self.mended = False
+        self.changes: list[tuple[str, int]] = []
         self.checked: Any = None
         self.readers: list[Reader] = []
         self.time = PassingTime()
@@ -233,6 +235,65 @@ class UpkeepMachine(RuleBasedStateMachine):
         number, kind = call
         self.lake.points.amid(number, vacuum, kind)
         self.lake.table.run(host="local")
+        self.lake.points.disarm()
+
+    def change(self, latest: bool) -> None:
+        """Add to the values of a key's rows, or delete them (with 0), as the last of ``changes`` says."""
+        key, add = self.changes[-1]
+
+        def changed(row: Any) -> Any:
+            return None if row["k"] != key else {**row, "v": row["v"] + add} if add else {**row, "op": "D"}
+
+        name, values = f"change-{len(self.changes)}", {"v": f"v + {add}"} if add else None
+        snapshot = "latest" if latest else "published"
+        try:
+            self.lake.change(name, values, f"k = '{key}'", changed, snapshot=snapshot)
+        except RefusedError as e:
+            assert e.code in ("unpublished-batch", "repeated-keys")
+            assert e.code == "repeated-keys" or not latest
+        except ConfigurationError as e:
+            assert e.code in ("no-table-yet", "batch-id-taken")
+            if e.code == "batch-id-taken":  # it was withdrawn
+                entries = dict(self.lake.entries())
+                [number] = [n for n, entry in entries.items() if entry.batch_id == name]
+                assert number not in counts_at(entries, max(entries))
+
+    @rule(key=st.sampled_from(["a", "b"]), add=st.integers(0, 2), latest=st.booleans(), strike=strikes)
+    def change_rows(self, key: str, add: int, latest: bool, strike: Any) -> None:
+        self.changes.append((key, add))
+        self.struck(strike, lambda: self.change(latest))
+
+    @precondition(lambda self: self.changes)
+    @rule(latest=st.booleans(), strike=strikes)
+    def repeat_the_last_change(self, latest: bool, strike: Any) -> None:
+        self.struck(strike, lambda: self.change(latest))
+
+    @rule(
+        key=st.sampled_from(["a", "b"]),
+        add=st.integers(0, 2),
+        latest=st.booleans(),
+        before=nights,
+        meanwhile=nights,
+        call=st.one_of(calls, st.tuples(st.just(0), st.just("create _lakeupsert/ledger"))),
+        whole=st.sampled_from([False, False, True]),
+    )
+    def change_rows_beside_a_night(
+        self, key: str, add: int, latest: bool, before: list[Any], meanwhile: list[Any], call: Any, whole: bool
+    ) -> None:
+        """Somewhere in the statement another process appends records of the same keys, or runs a whole night of them."""
+
+        def night() -> None:
+            beside = Lake(self.root, **self.lake.given)
+            beside.table.run(host="local") if whole else beside.table.append(host="local")
+            beside.table.close()
+
+        self.land([{**row, "k": key, "op": None} for row in before])
+        self.lake.table.run(host="local")
+        self.changes.append((key, add))
+        self.land([{**row, "k": key, "d": before[0]["d"]} for row in meanwhile])
+        number, kind = call
+        self.lake.points.amid(number, night, kind)
+        self.change(latest)
         self.lake.points.disarm()
 
     @rule(rows=nights)

@@ -16,6 +16,7 @@ PAGES = (
     "docs/FIRST_NIGHT.md",
     "docs/EVERY_NIGHT.md",
     "docs/WHEN_SOMETHING_BROKE.md",
+    "docs/CHANGING_ROWS.md",
     "docs/CLEANING_UP.md",
     "docs/QUEUES.md",
     "docs/STORES.md",

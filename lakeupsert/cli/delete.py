@@ -1,0 +1,54 @@
+"""`lakeupsert delete`: delete rows."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.options import log_option, prepare_spark
+from lakeupsert.cli.program import main
+from lakeupsert.cli.update import statement_answer, statement_options
+
+if TYPE_CHECKING:
+    from lakeupsert.operations.statement import Seen
+
+
+@main.command()
+@statement_options
+@log_option
+@common
+@click.pass_obj
+def delete(
+    call: Call,
+    where: str | None,
+    keys: str | None,
+    snapshot: "Seen",
+    batch_id: str | None,
+    yes: bool,
+    workers: int,
+) -> Answer:
+    """Delete the rows that a filter or a list of keys chooses.
+
+    The deletes become one batch, which is merged and published. A deleted key stays deleted against every record with a lower
+    ordering value; one that lands later with the same or a greater value brings it back. Earlier snapshots still show the
+    rows until they expire.
+
+    \b
+    Example:
+      lakeupsert delete --from customers-to-forget.csv --yes
+    """
+    with call.open_table() as table:
+        if yes:
+            prepare_spark(table, engine=None, large=True)
+        with call.progress(table.name) as progress, call.stoppable() as stop:
+            done = table.delete(
+                where=where,
+                keys=keys,
+                snapshot=snapshot,
+                batch_id=batch_id,
+                dry=not yes,
+                workers=workers,
+                stop=stop,
+                progress=progress,
+            )
+        return statement_answer(call, table, done, yes=yes)

@@ -1,0 +1,330 @@
+"""Update or delete the rows of a filter or of a list of keys: one batch of what they become, whose rank is above theirs.
+
+Reads     the heads of the chains; the rows in one snapshot, of partitions that may have such rows
+Writes    packs of the new rows; then what `commit_batch` writes; then what a night writes behind its append
+Repeat    safe with a batch id: what was committed under it is only finished. Without one, a repeated call is refused until the
+          first one's batch is published, and would then change the rows again
+
+    read heads -> view -> rows -> new rows -> commit: spec -> ledger entry -> messages -> merge -> publish
+     ^                                 |             |
+     |        a batch of theirs that the view lacks  '- race lost, and the winner touches one of their partitions
+     '------------------------------------------------'
+
+A row keeps its ordering values (in a stamped table it gets the new receipt stamp) and wins by the later batch. Nobody may have
+changed it between the view and the ledger entry: if a batch in between touches its partition, the call begins again, or fails if
+the view is a snapshot that lacks the batch.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+import msgspec
+
+from lakeupsert.engine.batch import AppendJob
+from lakeupsert.engine.hosts import LocalHost
+from lakeupsert.engine.reports import touched_by
+from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
+from lakeupsert.landing.accept import RowRules
+from lakeupsert.landing.key_list import KeyList, read_keys
+from lakeupsert.operations.run import merge_and_publish
+from lakeupsert.operations.statement_rows import Changes, RowChoice
+from lakeupsert.phrases import count
+from lakeupsert.pipeline.commit import AppendResult, commit_batch, send_messages
+from lakeupsert.pipeline.dedupe import PartitionResult
+from lakeupsert.pipeline.discover import Ground, read_heads
+from lakeupsert.pipeline.drain_queues import DrainOptions
+from lakeupsert.pipeline.latest import latest
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.publish import PublishResult
+from lakeupsert.pipeline.stop import Stop
+from lakeupsert.progress import Countdown
+from lakeupsert.read.assignments import Assignments
+from lakeupsert.read.view import View, partitions_of
+from lakeupsert.rows.arrays import Rows
+from lakeupsert.table.chain import LOST, Lost, until_won
+from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.ledger import LedgerEntry, Statement, active_batches
+from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.spec import TableSpec
+
+Seen = Literal["published", "latest"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatementOptions:
+    """An update or delete, and how it is done.
+
+    Attributes:
+        expressions: the new value of each column, in DuckDB's SQL; None: the rows are deleted.
+        where: a filter as readers take it.
+        keys: a file with a list of keys.
+        snapshot: where the rows are read: as readers see them, or with every batch of the ledger.
+        batch_id: the client's name for the batch.
+        dry: only count the rows.
+        workers: processes of this machine that merge.
+    """
+
+    expressions: Mapping[str, str] | None
+    where: str | None = None
+    keys: str | None = None
+    snapshot: Seen = "published"
+    batch_id: str | None = None
+    dry: bool = True
+    workers: int = 1
+    stop: Stop = field(default_factory=Stop)
+    progress: Callable[[str], None] = lambda text: None
+
+
+@dataclass(frozen=True)
+class StatementResult:
+    """What an update or delete did; with ``dry`` what it would do.
+
+    Attributes:
+        statement: as it is in the ledger. Its packs are empty if nothing was committed.
+        rows: how many rows it is for, by partition.
+        before, after: the first of these rows, and what they become (None: they are deleted). Both None if there is no row.
+        keys, unseen_keys: how many keys were listed, and how many of these have no row that it is for.
+        append: its batch; None if it was dry, or there is no row.
+        repeated: an earlier call had committed it under the same batch id.
+    """
+
+    statement: Statement
+    rows: Mapping[str, int]
+    before: Rows | None = None
+    after: Rows | None = None
+    keys: int = 0
+    unseen_keys: int = 0
+    append: AppendResult | None = None
+    repeated: bool = False
+    dedupe: list[PartitionResult] = field(default_factory=list)
+    publish: PublishResult | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def run_statement(table: OpenTable, options: StatementOptions) -> StatementResult:
+    """Change the rows, merge and publish; with ``dry`` only count them.
+
+    Raises:
+        ConfigurationError: the statement can't be used on this table, or the batch id belongs to another batch.
+        RefusedError: a new value does not fit; or a row is in a partition with a batch that ``snapshot`` lacks.
+    """
+    spec = table.existing_spec()
+    _refuse_unsupported(table, spec, options)
+    keys = read_keys(options.keys, spec) if options.keys is not None else None
+    done = until_won(table.store.uri(), partial(_attempt, table, options, keys))
+    if options.dry or done.append is None:
+        return done
+    drain = DrainOptions(
+        workers=options.workers, stop=options.stop, progress=Countdown("merging partitions", options.progress)
+    )
+    try:
+        merged, published = merge_and_publish(table, drain, options.progress)
+    except LakeupsertError as e:
+        e.data_changed |= not done.repeated
+        raise
+    return replace(done, dedupe=merged, publish=published)
+
+
+def _attempt(table: OpenTable, options: StatementOptions, keys: KeyList | None) -> StatementResult | Lost:
+    ground = read_heads(table, options.batch_id)
+    if ground.head is None or ground.spec is None:
+        raise table.no_table_yet()
+    spec = ground.spec.with_statements()
+    assignments = None if options.expressions is None else Assignments(spec.schema, options.expressions)
+    asked = Statement(
+        set=assignments.texts if assignments else {},
+        where=options.where,
+        keys=keys.sha256 if keys else None,
+        seen=0,
+        objects=(),
+    )
+    if options.batch_id is not None and (earlier := _committed(table, ground, options.batch_id, asked)):
+        return earlier
+    view = _view(table, options, ground, spec)
+    behind = table.unpublished(ground.snapshot.body if ground.snapshot else None, ground.head.number)
+    lacking = behind if options.snapshot == "published" else {}
+    choice = RowChoice(view, options.where, keys)
+    changes = Changes(spec, assignments, None if options.dry else _job(table, ground, spec))
+    try:
+        for chosen in choice.rows():
+            if chosen.partition in lacking:
+                raise _not_seen(table, lacking, chosen.partition)
+            changes.add(chosen)
+            options.progress(f"{count(changes.rows.total(), 'row')} to {asked.kind} so far, in {chosen.partition}")
+        changes.flush()
+    except BaseException:
+        table.discard(changes.packs)
+        raise
+    result = StatementResult(
+        msgspec.structs.replace(asked, seen=view.snapshot.batch, objects=tuple(sorted(changes.packs))),
+        dict(changes.rows),
+        changes.before,
+        changes.after,
+        keys.rows.num_rows if keys else 0,
+        choice.unseen,
+    )
+    result = replace(result, warnings=_warnings(result, spec, lacking, options.where))
+    if changes.job is None or not changes.rows:
+        return result
+    return _commit(table, ground, changes.job, changes, result, options.progress)
+
+
+def _view(table: OpenTable, options: StatementOptions, ground: Ground, spec: TableSpec) -> View:
+    """The rows, in the columns of the newest spec, in which the batch is written."""
+    if options.snapshot == "latest":
+        options.progress("merging what is not published yet, to read it")
+        return replace(latest(table, options.where), spec=spec)
+    if ground.snapshot is None:
+        return View(table.objects, spec, Snapshot(batch=0, spec_version=0), None)
+    return View(table.objects, spec, ground.snapshot.body, ground.snapshot.number)
+
+
+def _job(table: OpenTable, ground: Ground, spec: TableSpec) -> AppendJob:
+    return AppendJob(
+        landing=table.landing,
+        store=table.store,
+        inputs=(),
+        reading=table.settings.reading,
+        rules=RowRules(spec, ground.received_at),
+        batch_id=ground.batch_id,
+        spec_version=ground.version_of(spec),
+        start=ground.start,
+        new_pack=TableObjects.new_statement,
+        stored_bits=ground.stored_bits,
+        bucket_bytes=table.settings.bucket_bytes,
+    )
+
+
+def _commit(
+    table: OpenTable,
+    ground: Ground,
+    job: AppendJob,
+    changes: Changes,
+    result: StatementResult,
+    progress: Callable[[str], None],
+) -> StatementResult | Lost:
+    touched = touched_by(changes.reports)
+    entry = LedgerEntry(
+        kind="batch",
+        batch_id=ground.batch_id,
+        received_at=ground.received_at,
+        spec_version=job.spec_version,
+        touched=touched,
+        rows_read=sum(t.rows for t in touched.values()),
+        statement=result.statement,
+        retention=table.settings.tombstones_kept,
+        snapshot=ground.snapshot_number,
+    )
+    link = commit_batch(table, LocalHost(), ground, job, entry, changes.packs, progress)
+    if isinstance(link, Lost):
+        return LOST
+    unsent = send_messages(table, link)
+    return replace(result, append=AppendResult(link.number, link.body, unsent), warnings=(*unsent, *result.warnings))
+
+
+def _committed(table: OpenTable, ground: Ground, batch_id: str, asked: Statement) -> StatementResult | None:
+    """The statement that an earlier call committed under this batch id; None if the id is free."""
+    for number, header in enumerate(ground.entries):
+        if header.kind != "batch" or header.batch_id != batch_id:
+            continue
+        same = header.statement is not None and header.statement.is_same(asked)
+        if not same or number not in active_batches(enumerate(ground.entries)):
+            what = "a restore has withdrawn since" if same else "is another one"
+            raise ConfigurationError(
+                "batch-id-taken",
+                f"Batch id {batch_id!r} belongs to batch {number}, which {what}"
+                f"{f': {header.statement}' if header.statement else ''}. Nothing was committed.",
+                next=f"give this {asked.kind} a --batch-id of its own, or none",
+            )
+        entry = table.entries(number - 1, number)[0].body
+        assert entry.statement is not None, "the header has it"
+        rows = {partition: touched.rows for partition, touched in entry.touched.items()}
+        return StatementResult(entry.statement, rows, append=AppendResult(number, entry, ()), repeated=True)
+    return None
+
+
+def _warnings(
+    result: StatementResult, spec: TableSpec, lacking: Mapping[str, int], where: str | None
+) -> tuple[str, ...]:
+    warnings: list[str] = []
+    if result.unseen_keys:
+        warnings.append(
+            f"{result.unseen_keys:,} of {count(result.keys, 'listed key')} have no row that the {result.statement.kind} is for"
+        )
+    if others := list(partitions_of(spec, lacking, where)):
+        warnings.append(
+            f"{count(len(others), 'partition')}, for example {others[0]}, have batches that are not published yet. Rows that "
+            "only these batches have are not seen, and stay; `--snapshot latest` sees them."
+        )
+    return tuple(warnings)
+
+
+def _not_seen(table: OpenTable, lacking: Mapping[str, int], partition: str) -> RefusedError:
+    return RefusedError(
+        "unpublished-batch",
+        f"Table {table.name!r}: batch {lacking[partition]} touches {partition} and is not published yet. The statement is for "
+        "rows there, and would replace newer ones by what was computed from those that readers see. Nothing was changed.",
+        next="run `lakeupsert run`, then the same command again; or give it --snapshot latest, which reads that batch too",
+        partition=partition,
+    )
+
+
+# ---------------------------------------------------------------- what a table does not support
+
+
+def _refuse_unsupported(table: OpenTable, spec: TableSpec, options: StatementOptions) -> None:
+    """Raises ConfigurationError if the statement can't be exact on this table, or names no rows."""
+    if options.where is None and options.keys is None:
+        raise ConfigurationError(
+            "no-rows-chosen",
+            "An update or delete needs a filter or a list of keys. Nothing was changed.",
+            next=f'give --where or --from; for every row of the table: --where "{spec.key[0]} is not null"',
+        )
+    if spec.history and not spec.stamped:
+        raise ConfigurationError(
+            "history-needs-order",
+            f"Table {table.name!r} has `history = true` and is ordered by {', '.join(spec.order_by)}. A changed row keeps its "
+            "ordering values, and the history has one version for each: the present values would vanish from it. Nothing was "
+            "changed.",
+            next="land records, or deletes, with greater ordering values, and run `lakeupsert run`",
+        )
+    if options.expressions is None:
+        if spec.groups:
+            raise ConfigurationError(
+                "delete-of-groups",
+                f"Table {table.name!r} has [groups], whose columns have orders of their own, and a delete has the order of the "
+                "whole row. Nothing was changed.",
+                next="set the columns to null with `lakeupsert update`",
+            )
+    else:
+        _refuse_update(table, spec, options.expressions)
+
+
+def _refuse_update(table: OpenTable, spec: TableSpec, expressions: Mapping[str, str]) -> None:
+    if not expressions:
+        raise ConfigurationError(
+            "nothing-to-set", "An update sets at least one column. Nothing was changed.", next="give --set"
+        )
+    if spec.ties == "content":
+        raise ConfigurationError(
+            "content-decides",
+            f'Table {table.name!r} has `ties = "content"`. A changed row keeps its ordering values, so its content would decide '
+            "whether it wins. Nothing was changed.",
+            next=f"land records with greater values in {', '.join(spec.order_by)}, and run `lakeupsert run`",
+        )
+    fixed = {
+        **dict.fromkeys(spec.all_orders, "an ordering column, which decides between records"),
+        **{one.source: "what the partition is computed from" for one in spec.partition_from if one.source},
+        **dict.fromkeys(spec.partition_by, "a partition column; a row can't move"),
+        **dict.fromkeys(spec.key, "a key column, which says which row it is"),
+    }
+    for name in expressions:
+        column = spec.table_name_of(name)
+        if column in fixed:
+            raise ConfigurationError(
+                "column-in-use",
+                f"Column {column!r} of table {table.name!r} can't be set: it is {fixed[column]}. Nothing was changed.",
+                next="delete the rows and land them again with the other value, or set other columns",
+            )
