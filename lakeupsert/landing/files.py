@@ -406,7 +406,8 @@ def preview(store: ObjectStore, file: LandingInput, reading: Reading, spec: Tabl
             for block in () if contents.missing else contents.blocks:
                 block = under_table_names(block, spec)
                 values = {column: block.convert(column, spec.schema.field(column).type)[0] for column in columns}
-                counts = pc.value_counts(partition_names(spec, values | derived_columns(spec, values)).drop_null())
+                names = partition_names(spec, values | derived_columns(spec, values), len(block.places))
+                counts = pc.value_counts(names.drop_null())
                 partitions.update({c["values"]: c["counts"] for c in counts.to_pylist()})
                 if sampled and not spread and ahead.tell() >= size:
                     share = ahead.tell() / file.size

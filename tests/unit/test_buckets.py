@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakeupsert.rows.buckets import BLOCK_ROWS, buckets, key_hashes
+from lakeupsert.operations.recompute_hash import hash_function
+from lakeupsert.rows.buckets import BLOCK_ROWS, buckets, hash_numbers, key_hashes
 from lakeupsert.table.evolution import create
 from lakeupsert.table.spec import TableSpec
 
@@ -59,6 +60,23 @@ def test_hashes_are_those_of_the_reference(case: dict[str, Any]) -> None:
     assert hashed(spec, *[pa.concat_arrays([c[1:], c])[len(c) - 1 :] for c in columns]) == expected, "sliced"
     cut = [[c[:at], c[at:at], c[at:]] for at, c in enumerate(columns)]
     assert hashed(spec, *map(pa.chunked_array, cut)) == expected, "in chunks that differ by column"
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: "+".join(case["types"]))
+def test_partitions_by_hash_are_those_of_the_reference(case: dict[str, Any]) -> None:
+    types = [type_of(name) for name in case["types"]]
+    columns = [array_of(t, list(values)) for t, values in zip(types, zip(*case["keys"], strict=True), strict=True)]
+    for count, numbers in case["partitions"].items():
+        assert hash_numbers(columns, int(count)).to_pylist() == numbers
+        assert hash_function(types, int(count))(*columns).to_pylist() == numbers, "as `reconcile --deep` computes it"
+
+
+def test_a_key_that_no_row_can_have_is_in_no_partition() -> None:
+    texts, days = pa.array(["a", None, "b"]), pa.array([0, 0, 1], pa.int64()).view(pa.date64())
+    assert hash_numbers([texts], 4).is_valid().to_pylist() == [True, False, True]
+    assert hash_numbers([texts, days], 4).is_valid().to_pylist() == [True, False, False], "a time of day in a date64"
+    assert hash_numbers([pa.nulls(2, pa.string())], 4).null_count == 2
+    assert hash_numbers([pa.array([], pa.string())], 4).to_pylist() == []
 
 
 def test_every_type_that_a_key_may_have_has_a_golden_vector() -> None:
