@@ -19,10 +19,10 @@ FAR = 4
 
 
 def propose_count(size: float, bucket_bytes: int, workers: int) -> int:
-    """How many partitions for ``size`` compressed bytes. 1 if one worker merges that alone (`ALONE_BUCKETS` buckets); otherwise no
-    partition is larger than that, and the number is a multiple of ``workers``, so that all have work to the end."""
+    """How many partitions for ``size`` compressed bytes. 1 if one worker merges that alone (`ALONE_BUCKETS` buckets); otherwise
+    no partition is larger than that, and the number is a multiple of ``workers``, so that all have work to the end."""
     least = ceil(size / (ALONE_BUCKETS * bucket_bytes))
-    return least if least <= 1 else min(MOST_BUCKETS, ceil(least / workers) * workers)
+    return 1 if least <= 1 else min(MOST_BUCKETS, ceil(least / workers) * workers)
 
 
 def describe_rule(bucket_bytes: int, workers: int) -> str:
@@ -62,6 +62,6 @@ def far_count(spec: TableSpec, sizes: Mapping[str, float], bucket_bytes: int, wo
     instead = f"`{expression(better, columns)}`" if better > 1 else "one"
     return [
         f"the table has {have}, for about {mean / 1e6:,.1f} MB; {instead} would suit that "
-        f"({describe_rule(bucket_bytes, workers)}). `partition_by` is fixed when a table is created: to change it, create another "
-        "table and land an export of this one"
+        f"({describe_rule(bucket_bytes, workers)}). `partition_by` is fixed when a table is created: to change it, create "
+        "another table and land an export of this one"
     ]

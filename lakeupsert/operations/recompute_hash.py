@@ -7,8 +7,8 @@ Repeat    safe
 
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Context
+from inspect import Parameter, Signature
 from types import ModuleType
-from typing import cast
 
 import pyarrow as pa
 
@@ -30,7 +30,7 @@ def import_xxhash() -> ModuleType:
             "`reconcile --deep` hashes the keys of this table with xxhash, which is not installed. Nothing was done.",
             next=install_extra("reconcile"),
         ) from e
-    return cast(ModuleType, xxhash)
+    return xxhash
 
 
 def hash_function(types: Sequence[pa.DataType], count: int) -> Callable[..., pa.Array]:
@@ -41,6 +41,8 @@ def hash_function(types: Sequence[pa.DataType], count: int) -> Callable[..., pa.
         parts = zip(*(_canonical(column, type_) for column, type_ in zip(columns, types, strict=True)), strict=True)
         return pa.array([None if None in key else digest(b"".join(key)) % count for key in parts], pa.int32())
 
+    parameters = [Parameter(f"column{place}", Parameter.POSITIONAL_ONLY) for place in range(len(types))]
+    numbers.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # by which DuckDB counts them
     return numbers
 
 

@@ -57,7 +57,8 @@ def _is_whole(column: pa.Array) -> Mask:
     """Which values have canonical bytes."""
     if not pa.types.is_date64(column.type):
         return np.ones(len(column), bool)
-    return np.asarray(column.view(pa.int64()).fill_null(0)) % _DAY == 0
+    whole: Mask = np.asarray(column.view(pa.int64()).fill_null(0)) % _DAY == 0
+    return whole
 
 
 def _hashes_of(rows: Rows) -> Hashes:

@@ -15,8 +15,9 @@ class Rules:
     """Which columns decide, and which rows are deletes.
 
     ``partition`` names the partition columns. Those that are ``hashed`` are not in the rows that land: each is the hash of some
-    columns modulo a number. In ``ascending`` ordering columns the smallest value wins, in ``nulls_first`` ones null wins. ``content``: the columns that
-    decide between equal ordering values, instead of arrival. With ``in_table`` a key has one row in the whole table.
+    columns modulo a number. In ``ascending`` ordering columns the smallest value wins, in ``nulls_first`` ones null wins.
+    ``content``: the columns that decide between equal ordering values, instead of arrival. With ``in_table`` a key has one row
+    in the whole table.
     """
 
     key: tuple[str, ...]

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -18,12 +17,11 @@ from click.testing import CliRunner
 
 from lakeupsert import Table, clock
 from lakeupsert.cli import main
-from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.partitions import derived_columns
 from lakeupsert.operations.propose_buckets import propose_count
 from lakeupsert.pipeline import cuts, strategy
 from lakeupsert.queue import Message
-from lakeupsert.read import native
 from lakeupsert.read.view import View, partitions_of
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.table import spec as spec_module
@@ -75,13 +73,12 @@ def test_life_of_a_table(
     folder: Path, partition_by: tuple[str, ...], chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(strategy, "SMALL_BYTES", 0)
-    lake = nights(Lake(folder / "lake", partition_by=partition_by, strategy=chosen, keep_snapshots=2))
+    lake = nights(Lake(folder / "lake", partition_by=partition_by, strategy=chosen, keep_snapshots=1))
     lake.configure()
     lake.check()
     view = lake.table.view()
     partitions = list(view.snapshot.partitions)
     assert {d["partition"] for d in call(lake, "reconcile", "--deep")["proof"]} == set(partitions)
-    assert call(lake, "reconcile", "--deep")["deep"]["different"] == [] if False else True
     assert call(lake, "status")["partitions"] == len(partitions)
     for command in ("status", "history", "plan", "report", "schema", "head"):
         texts(lake, command, *(["--output", str(folder / "report.html")] if command == "report" else []))
@@ -99,12 +96,10 @@ def test_life_of_a_table(
     found = lake.table.explain({"k": "k3", "l": 0})
     assert [one.partition for one in found.partitions] == [p for p in partitions if lake_partition(lake, "k3", 0) == p]
     assert lake.table.diff(lake.table.snapshots()[-1].number, "published").deleted >= 0
-    with clock.use(later(days=9)):
-        for _ in range(2):
+    for days in (0, 9, 18):
+        with clock.use(later(days=days)):
             lake.table.vacuum(dry=False)
-        assert lake.stored_files() == {f.name for f in lake.table.files()} | {
-            name for p in partitions for name in objects_of(lake, p)
-        }
+    assert lake.stored_files() == {name for p in partitions for name in objects_of(lake, p)}
     lake.check()
     everything = {row_text(r) for r in lake.rows()}
     assert {row_text(r) for r in lake.table.to_duckdb(duckdb.connect()).to_arrow_table().to_pylist()} == everything
@@ -213,9 +208,7 @@ def test_a_flat_folder_is_adopted_as_it_is(folder: Path) -> None:
 
 def test_what_a_flat_folder_must_not_hold(folder: Path) -> None:
     lake = Lake(folder / "lake", partition_by=WHOLE)
-    lake.lay("2020/a.parquet", [row("a", 0, 1)]) if (Path(lake.settings.processed) / "2020").mkdir(
-        parents=True
-    ) else lake.lay("2020/a.parquet", [row("a", 0, 1)])
+    lake.lay("2020/a.parquet", [row("a", 0, 1)])
     with pytest.raises(ConfigurationError) as raised:
         lake.table.adopt()
     assert raised.value.code == "not-partitioned"
@@ -231,9 +224,9 @@ def test_other_partitions_than_the_one_are_refused(folder: Path) -> None:
     assert call(hashed, "reprocess", "--partition", WHOLE_TABLE, code=2)["code"] == "not-a-partition"
     assert call(hashed, "reprocess", "--partition", "2020-01-01", code=2)["code"] == "not-a-partition"
     whole = call(hashed, "reprocess", "--from", "2020-01-02", "--to", "2020-01-02")
-    assert {one["partition"].split("/")[0] for one in whole["partitions"]} == {"d=2020-01-02"}
+    assert {one.split("/")[0] for one in whole["partitions"]} == {"d=2020-01-02"}
     one = lake_partition(hashed, "k1", 1)
-    assert [p["partition"] for p in call(hashed, "reprocess", "--partition", one)["partitions"]] == [one]
+    assert call(hashed, "reprocess", "--partition", one)["partitions"] == [one]
 
 
 @pytest.mark.parametrize("partition_by", KINDS, ids=str)
@@ -265,7 +258,13 @@ def test_a_partition_still_spreads_over_its_buckets() -> None:
     fields = pa.schema([("k", pa.int64()), ("ts", pa.int64())])
     for count in (64, 100):
         spec = create(
-            fields, table_id="t", key=["k"], order_by=["ts"], partition_by=[f"bucket({count}, k)"], delete=None, stamped=False
+            fields,
+            table_id="t",
+            key=["k"],
+            order_by=["ts"],
+            partition_by=[f"bucket({count}, k)"],
+            delete=None,
+            stamped=False,
         )
         keys = pa.array(range(count * 4000))
         partitions = derived_columns(spec, {"k": keys})["k_bucket"].to_numpy()
@@ -315,12 +314,13 @@ def test_a_key_that_moves_between_dates_keeps_its_hash(folder: Path) -> None:
     ],
 )
 def test_what_can_not_be_partitioned(folder: Path, settings: dict[str, Any], code: str, told: str) -> None:
-    lake = Lake(folder / "lake", **settings)
+    lake = Lake(folder / "lake")
     lake.land("0.jsonl", [row("a", 0, 1)])
+    table = Table("t", msgspec.structs.replace(lake.settings, **settings))
     with pytest.raises(ConfigurationError, match=re.escape(told)) as raised:
-        lake.run()
+        table.run(host="local")
     assert raised.value.code == code
-    assert not lake.entries()
+    assert not (folder / "lake/processed/_lakeupsert/ledger").exists()
 
 
 def test_another_number_is_another_table_and_an_older_lakeupsert_refuses(
@@ -435,7 +435,13 @@ def test_files_of_a_filter_at_545_dates_of_four(large: View, where: str, days: i
 def test_a_hash_of_two_columns_needs_both() -> None:
     schema = pa.schema([("a", pa.string()), ("b", pa.int32()), ("ts", pa.int64())])
     spec = create(
-        schema, table_id="t", key=["a", "b"], order_by=["ts"], partition_by=["bucket(50, a, b)"], delete=None, stamped=False
+        schema,
+        table_id="t",
+        key=["a", "b"],
+        order_by=["ts"],
+        partition_by=["bucket(50, a, b)"],
+        delete=None,
+        stamped=False,
     )
     names = [f"a_bucket={n}" for n in range(50)]
     for where, keys in (
@@ -529,7 +535,7 @@ def test_plan_says_if_another_number_would_suit_far_better(folder: Path, monkeyp
     for name, partition_by, bucket in (
         ("many", ("bucket(64, k)",), "1GiB"),
         ("one", WHOLE, "1KiB"),
-        ("few", ("d", "bucket(2, k)"), "1KiB"),
+        ("few", ("d", "bucket(2, k)"), "256B"),
         ("right", WHOLE, "1GiB"),
         ("by date", ("d",), "1KiB"),
     ):

@@ -115,7 +115,7 @@ class LakeMachine(RuleBasedStateMachine):
             self.lake.rules,
             ascending=("ts",) if backwards else (),
             nulls_first=("ts",) if backwards else (),
-            content=("v",) if content else None,
+            content=tuple(name for name in ("d", "v") if name not in partition_by) if content else None,
         )
 
     def teardown(self) -> None:
