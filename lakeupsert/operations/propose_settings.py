@@ -62,14 +62,15 @@ def folder_of(path: str) -> str:
 class SettingChoices:
     """Chooses settings, one after another; each choice uses those before it."""
 
-    def __init__(self, rows: Sample, hive: str | None, names: Sequence[str], size: int) -> None:
+    def __init__(self, rows: Sample, hive: str | None, names: Sequence[str], size: int, dated: Sequence[str]) -> None:
         """``hive``: the column of the folders' names, in a Hive-partitioned table; ``names``: of all files; ``size``: their
-        bytes."""
+        bytes; ``dated``: columns whose dates have formats, some of which the sample may not settle."""
         self.rows = rows
         self.values = rows.values
         self.hive = hive
         self.names = names
         self.size = size
+        self.dated = dated
         self.warnings: list[str] = []
         self.schema: dict[str, str] = {}
         self.inserts: Mask = np.full(rows.count, True)
@@ -149,9 +150,11 @@ class SettingChoices:
                 and n != self.operation
             ]
             hint = f"columns of few values: {name_list(few)}" if few else "no other column has few values"
-            if not dates:
+            if not dates and not self.dated:
                 return Choice([], (f"no column of dates, so the table is one partition; {hint}",))
             found = f"only {name_list(dates)}, which have the names of other dates"
+            if not dates:
+                found = f"the format of the dates in {name_list(self.dated)} is not clear"
             advice = ". Name the column whose value a record never changes"
             return self._leave_open("partition_by is left open", f"{found}; {hint}", advice)
         name = ranked[0]
