@@ -24,6 +24,7 @@ from lakeupsert.pipeline import cuts, strategy
 from lakeupsert.queue import Message
 from lakeupsert.read.view import View, partitions_of
 from lakeupsert.rows.buckets import buckets, key_hashes
+from lakeupsert.storage import LocalStore
 from lakeupsert.table import spec as spec_module
 from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import WHOLE_TABLE, TableObjects
@@ -371,8 +372,8 @@ BY_DAY = 4
 
 
 @pytest.fixture(scope="module")
-def large() -> View:
-    """545 days of four partitions each, of which every one has a file; no file exists."""
+def large(module_folder: Path) -> View:
+    """545 days of four partitions each. Every one has a file, which is one and the same: a row of key 7."""
     schema = pa.schema([("order_id", pa.int64()), ("d", pa.date32()), ("ts", pa.int64()), ("v", pa.int64())])
     spec = create(
         schema,
@@ -386,16 +387,17 @@ def large() -> View:
     names = [f"d={DAY + timedelta(days=day)}/order_id_bucket={n}" for day in range(DAYS) for n in range(BY_DAY)]
     shown = {name: PartitionVersion(version=0, merged=1, rows=1, bytes=1) for name in names}
     pinned = {
-        name: [BucketEntry(id="", base=(DataFile(name=f"{name}/base-0-{i:032x}.parquet", rows=1, bytes=1),))]
+        name: [BucketEntry(id="", base=(DataFile(name=f"{name}/base-0-{i:032x}.parquet", rows=1, bytes=900),))]
         for i, name in enumerate(names)
     }
 
-    class Nowhere:
-        def uri(self, name: str = "") -> str:
-            return f"file:///nowhere/{name}"
-
-    objects = TableObjects(Nowhere())  # type: ignore[arg-type]
-    return View(objects, spec, Snapshot(batch=1, spec_version=0, partitions=shown), None, pinned)
+    one = module_folder / "one.parquet"
+    pq.write_table(pa.table({"order_id": [7], "ts": [1], "v": [4]}, spec.stored_schema), one)
+    for name, (bucket,) in pinned.items():
+        (module_folder / name).mkdir(parents=True)
+        (module_folder / bucket.base[0].name).hardlink_to(one)
+    objects = TableObjects(LocalStore(module_folder))
+    return View(objects, spec, Snapshot(batch=1, spec_version=0, partitions=shown), 0, pinned)
 
 
 def bucket_of(key: int) -> int:
@@ -508,13 +510,34 @@ def test_readers_open_the_folders_of_a_key(by_key: Lake, monkeypatch: pytest.Mon
     assert raised.value.code == "unfit-filter"
 
 
+@pytest.mark.parametrize(
+    ("where", "days", "keys"),
+    [
+        ("order_id = 7", DAYS, [7]),
+        ("order_id = 7 AND d = '2020-03-01'", 1, [7]),
+        ("order_id IN (7, 8, 9) AND d BETWEEN '2020-01-10' AND '2020-01-19'", 10, [7, 8, 9]),
+        ("order_id > 6", DAYS, None),
+    ],
+)
+def test_spark_plans_at_545_dates_of_four(
+    large: View, where: str, days: int, keys: Sequence[int] | None, spark: Any
+) -> None:
+    from lakeupsert.read.spark import to_spark
+
+    numbers = {bucket_of(key) for key in keys} if keys is not None else set(range(BY_DAY))
+    frame = to_spark(spark, large, where)
+    found = frame.inputFiles()
+    assert {int(re.search(r"order_id_bucket=(\d)/", path)[1]) for path in found} == numbers  # type: ignore[index]
+    assert len(found) == days * len(numbers)
+    assert f"{len(found)} paths" in frame._jdf.queryExecution().executedPlan().toString()
+    assert frame.count() == days * len(numbers)
+
+
 def test_spark_plans_the_folders_of_a_key(by_key: Lake, spark: Any) -> None:
     for where, wanted in ((WHERE, folders(1, 4)), ("k = 'k7'", folders())):
         frame = by_key.table.to_spark(spark, where=where)
         assert {re.search(r"(d=.*)/base-", path)[1] for path in frame.inputFiles()} == wanted  # type: ignore[index]
         assert frame.count() == len(wanted)
-        plan = frame._jdf.queryExecution().executedPlan().toString()
-        assert f"{len(wanted)} paths" in plan
 
 
 # ---------------------------------------------------------------- how many
