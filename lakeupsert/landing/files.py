@@ -385,7 +385,7 @@ def preview(store: ObjectStore, file: LandingInput, reading: Reading, spec: Tabl
     These bytes are spread over the file, or are its beginning if it can only be read from there. Raises NotFoundError if the file
     was deleted or replaced.
     """
-    columns = partition_sources(spec)
+    columns = partition_sources(spec) or spec.key[:1]  # of no column, ORC reads no row
     partitions: Counter[str] = Counter()
     share = 1.0
     try:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 from click.testing import CliRunner
+from pyarrow import orc
 
 from lakeupsert import Table, clock
 from lakeupsert.cli import main
@@ -150,6 +151,18 @@ def test_every_reader_and_spark_agree(folder: Path, partition_by: tuple[str, ...
 
 
 # ---------------------------------------------------------------- one partition
+
+
+def test_plan_counts_the_rows_of_every_format(folder: Path) -> None:
+    lake = Lake(folder / "lake", partition_by=WHOLE, delete=None)
+    rows = pa.table({"k": KEYS, "l": [0] * 24, "ts": pa.array(range(24), pa.timestamp("us"))})
+    pq.write_table(rows, folder / "lake/landing/a.parquet")
+    orc.write_table(rows.slice(0, 7), folder / "lake/landing/b.orc")
+    lake.land("c.jsonl", [row("z", 0, 1)])
+    plan = lake.table.plan()
+    assert [(p.partition, p.rows) for p in plan.partitions] == [(WHOLE_TABLE, 32)]
+    lake.table.run(host="local")
+    assert "no partition columns" in lake.table.report()
 
 
 def test_the_one_partition_has_a_name_and_its_base_files_lie_in_the_tables_folder(folder: Path) -> None:
