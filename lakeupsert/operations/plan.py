@@ -147,7 +147,7 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     landing_bytes = sum(f.size for f in files)
     reads = [_reads(f, format_of(f.path, table.settings.format), exists=known is not None) for f in files]
     merge_bytes = sum(p.bytes_read + p.bytes_written for p in partitions)
-    if spec is not None:
+    if spec is not None and (spec.hash_columns or not spec.partition_by):
         notes += far_count(spec, _sizes_after(table, sizes, arrivals), table.settings.bucket_bytes, cores())
     unpriced = Plan(
         files=len(files),

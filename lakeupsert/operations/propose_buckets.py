@@ -41,11 +41,11 @@ def expression(number: int, columns: Sequence[str]) -> str:
 def far_count(spec: TableSpec, sizes: Mapping[str, float], bucket_bytes: int, workers: int) -> list[str]:
     """A warning if another number of partitions by hash would suit these partitions, with their bytes, far better.
 
-    Only of tables with partitions by hash, or with one partition.
+    ``spec``: of a table with partitions by hash, or with one partition.
     """
     hashed = {one.column for one in spec.hash_columns}
     others = [column for column in spec.partition_by if column not in hashed]
-    if not sizes or (others and not hashed):
+    if not sizes:
         return []
     whole: dict[tuple[str, ...], float] = defaultdict(float)
     for partition, size in sizes.items():
