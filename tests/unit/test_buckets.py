@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 from lakeupsert.operations.recompute_hash import hash_function
+from lakeupsert.read.hashed import hash_values
 from lakeupsert.rows.buckets import BLOCK_ROWS, buckets, hash_numbers, key_hashes
+from lakeupsert.rows.convert import convert
 from lakeupsert.table.evolution import create
 from lakeupsert.table.spec import TableSpec
 
@@ -69,6 +71,29 @@ def test_partitions_by_hash_are_those_of_the_reference(case: dict[str, Any]) -> 
     for count, numbers in case["partitions"].items():
         assert hash_numbers(columns, int(count)).to_pylist() == numbers
         assert hash_function(types, int(count))(*columns).to_pylist() == numbers, "as `reconcile --deep` computes it"
+
+
+ONE_COLUMN = [case for case in GOLDEN if len(case["types"]) == 1 and "binary" not in case["types"][0]]
+
+
+@pytest.mark.parametrize("case", ONE_COLUMN, ids=lambda case: f"{case['types'][0]} {len(case['keys'])}")
+def test_a_filter_finds_the_partition_of_a_key_of_any_type(case: dict[str, Any]) -> None:
+    type_ = type_of(case["types"][0])
+    fields = pa.schema([("k", type_), ("ts", pa.int64())])
+    of = {"key": ["k"], "order_by": ["ts"], "partition_by": ["bucket(1000, k)"], "delete": None, "stamped": False}
+    spec = create(fields, table_id="t", **of)  # type: ignore[arg-type]
+    keys = array_of(type_, [key for (key,) in case["keys"]])
+    texts, _ = convert(keys, pa.string())
+    found = 0
+    for key, again, text, number in zip(
+        keys, convert(texts, type_)[0], texts.to_pylist(), case["partitions"]["1000"], strict=True
+    ):
+        if key == again:  # outside the years 1 to 9999 there is no text, and before 1894 Zurich's zone has seconds
+            literal = text if pa.types.is_boolean(type_) else "'{}'".format(text.replace("'", "''"))
+            for where in (f"k = {literal}", f"k IN ({literal}) AND ts > 0", f"ts = 1 AND {literal} = k"):
+                assert hash_values(spec, where, spec.schema) == {"k_bucket": {number}}
+            found += 1
+    assert found
 
 
 def test_a_key_that_no_row_can_have_is_in_no_partition() -> None:
