@@ -734,6 +734,7 @@ class Table:
         connection: "DuckDBPyConnection | None" = None,
         snapshot: str | int | date = "published",
         *,
+        where: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> "DuckDBPyRelation":
         """Return a DuckDB relation, which can be queried more than once; its rows are in no particular order.
@@ -741,21 +742,29 @@ class Table:
         ``connection``: default: the one that `duckdb.sql` uses. DuckDB scans the files by itself, with filters and columns
         pushed down, if the table is local and no file has superseded rows or older types. Otherwise it reads `to_arrow`, which
         reads all ``columns``, whatever the query needs. The logger `lakeupsert.read.native` tells which, and why.
+
+        With ``where``, a filter in SQL, it reads `to_arrow` too, which opens only files that may have such rows: of a table by
+        hash of the key, those of the key's partition.
         """
         from lakeupsert.read.duckdb import to_duckdb
 
-        return to_duckdb(self.view(snapshot), connection, columns)
+        return to_duckdb(self._view(snapshot, where), connection, columns, where)
 
     def to_polars(
-        self, snapshot: str | int | date = "published", *, columns: Sequence[str] | None = None
+        self,
+        snapshot: str | int | date = "published",
+        *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
     ) -> "pl.LazyFrame":
         """Return a Polars LazyFrame; filters and columns are pushed down.
 
-        Polars scans the files by itself if `to_duckdb` would, otherwise it reads `to_arrow`; the same logger tells.
+        Polars scans the files by itself if `to_duckdb` would, otherwise it reads `to_arrow`; the same logger tells. ``where`` as
+        in `to_duckdb`.
         """
         from lakeupsert.read.polars import to_polars
 
-        return to_polars(self.view(snapshot), columns)
+        return to_polars(self._view(snapshot, where), columns, where)
 
     def to_pandas(
         self,

@@ -193,8 +193,9 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The folder or address of the table."""
     key: Names
     """The columns that identify a row. Of all rows of a partition with the same key, the newest stays."""
-    partition_by: Names
-    """The partition columns: columns of the files, or for example ``date(created_at) as day``."""
+    partition_by: tuple[str, ...]
+    """The partition columns: columns of the files, or for example ``date(created_at) as day`` or ``bucket(64, order_id)``. Empty:
+    the table is one partition."""
     order_by: Names = ("record_timestamp",)
     """As in a window's ORDER BY, by default ``desc nulls last``. If landing files lack the column, it is stamped on receipt."""
     order_in_name: str | None = None
@@ -1156,6 +1157,11 @@ def size_of(text: str | int) -> int | None:
         return None
     number, unit, binary = match.groups()
     return int(Decimal(number) * (1024 if binary else 1000) ** (" kmgt".index(unit) if unit else 0))
+
+
+def cores() -> int:
+    """The processor cores that this process may use, the default of ``--workers``."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def refuse_in_zones(settings: TableSettings, output: str) -> None:

@@ -18,7 +18,8 @@ EXAMPLE = """\
 landing      = "landing/sales"         # where files arrive
 processed    = "processed/sales"       # the table: Hive-style folders of plain Parquet
 key          = ["order_id", "line_no"] # of all rows of a partition with the same key, the newest one stays
-partition_by = ["transaction_date"]    # one or several; also "date(created_at) as day", or year, month, hour
+partition_by = ["transaction_date"]    # one or several; also "date(created_at) as day", or year, month, hour;
+#                                      # "bucket(64, order_id)": by hash of the key; []: the table is one partition
 
 # All other settings with their defaults. Remove the # to change one.
 # order_by            = ["record_timestamp"]  # decides which row is newest; added on receipt if the files lack it;

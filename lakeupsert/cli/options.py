@@ -1,7 +1,6 @@
 """Options that several commands take, and the parsing of their values."""
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,16 +9,13 @@ import click
 
 from lakeupsert import sparkenv
 from lakeupsert.cli.frame import Function
-from lakeupsert.config import size_of
+from lakeupsert.config import cores, size_of
+from lakeupsert.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
     from lakeupsert.engine.by_name import EngineName, HostChoice, HostName
     from lakeupsert.table.ledger import Scope
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _host_option(default: str, what: str) -> Callable[[Function], Function]:
@@ -158,21 +154,32 @@ def selection(table: "Table", first: str | None, last: str | None, partitions: S
     """A filter of partitions: those given, or those with a value from ``first`` to ``last``, compared by their type."""
     if partitions and (first or last):
         raise click.UsageError("Give either --partition, or --from and --to.")
-    from lakeupsert.table.layout import parse_partition, parse_value, partition_scalars, ranged_column  # imports Arrow
+    from lakeupsert.table.layout import (  # imports Arrow
+        WHOLE_TABLE,
+        parse_partition,
+        parse_value,
+        partition_scalars,
+        ranged_column,
+    )
 
     spec = table.view().spec
-    column = ranged_column(spec)
-
     if partitions:
         wanted = {parse_partition(spec, p) for p in partitions}
         return wanted.__contains__
+    if not (first or last):
+        return lambda partition: True  # names are not parsed: those of dead letters may be of an earlier table
+    column = ranged_column(spec)
+    if column is None:
+        raise ConfigurationError(
+            "not-a-partition",
+            f"--from and --to select partitions, and the table has no partition columns: it is one partition, {WHOLE_TABLE}. "
+            "Nothing was done.",
+            next="leave them out",
+        )
     low = parse_value(spec, column, first).as_py() if first else None
     high = parse_value(spec, column, last).as_py() if last else None
     if low is not None and high is not None and low > high:
         raise click.UsageError(f"--from {first} is after --to {last}.")
-
-    if low is None and high is None:
-        return lambda partition: True  # names are not parsed: those of dead letters may be of an earlier table
 
     def is_in_range(partition: str) -> bool:
         value = partition_scalars(spec, partition)[column].as_py()

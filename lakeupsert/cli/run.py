@@ -11,7 +11,6 @@ from lakeupsert.cli.frame import Answer, Call, common, for_each_table
 from lakeupsert.cli.options import (
     batch_id_option,
     check_full,
-    cores,
     engine_option,
     full_extract_options,
     host_option,
@@ -24,6 +23,7 @@ from lakeupsert.cli.options import (
 from lakeupsert.cli.plan import plan_answer, unknown_time_warning
 from lakeupsert.cli.problems import append_warnings, merge_error, publish_warnings, quarantine_warning
 from lakeupsert.cli.program import main
+from lakeupsert.config import cores
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table

@@ -227,9 +227,10 @@ def _write(job: AppendJob, rows: Rows) -> dict[str, list[DataFile]]:
 
 
 def _compared_keys(job: AppendJob, rows: Rows) -> bytes:
-    if job.spec.key_scope == "table" or set(job.spec.key) & set(job.spec.partition_by):
+    spec = job.spec
+    if spec.key_scope == "table" or spec.key_decides_partition or set(spec.key) & set(spec.partition_by):
         return b""
-    hashes = key_hashes(rows, job.spec)
+    hashes = key_hashes(rows, spec)
     return bytes(hashes[hashes <= 2.0**64 * job.compared])
 
 

@@ -253,12 +253,12 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
         if name in spec.partition_by:
             absent &= ~converted.partition_unfit[name]
         refusals.add("null_key", absent, f"Key column {name!r} is null.")
-    sources = {one.column: one.source for one in spec.partition_from}
+    sources = {one.column: one.sources[0] for one in spec.partition_from}
     folders = [folder_names(name, columns[name]) for name in spec.partition_by]
     for name, folder in zip(spec.partition_by, folders, strict=True):
         type_ = spec.schema.field(name).type
         what = f"does not name a partition of {type_}"
-        refusals.add_values("bad_partition", as_mask(folder.is_null()), sources.get(name) or name, what, _hint(type_))
+        refusals.add_values("bad_partition", as_mask(folder.is_null()), sources.get(name, name), what, _hint(type_))
     _check_order(columns, is_delete, refusals, rules)
     if spec.mode == "columns":
         columns[HAS], unordered = find_brought_columns(columns, block.has, spec)
@@ -267,7 +267,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
 
     if spec.has_deletes:
         columns[DELETE_FLAG] = pa.array(is_delete)
-    columns |= {PARTITION: joined_names(folders), PLACE: pa.array(block.places, pa.int64())}
+    columns |= {PARTITION: joined_names(folders, count), PLACE: pa.array(block.places, pa.int64())}
     schema = _accepted_schema(spec)
     accepted = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
     if refusals.refused.any():

@@ -385,7 +385,7 @@ def preview(store: ObjectReader, file: LandingInput, reading: Reading, spec: Tab
     These bytes are spread over the file, or are its beginning if it can only be read from there. Raises NotFoundError if the file
     was deleted or replaced.
     """
-    columns = partition_sources(spec)
+    columns = partition_sources(spec) or spec.key[:1]  # of no column, ORC reads no row
     partitions: Counter[str] = Counter()
     share = 1.0
     try:
@@ -406,7 +406,8 @@ def preview(store: ObjectReader, file: LandingInput, reading: Reading, spec: Tab
             for block in () if contents.missing else contents.blocks:
                 block = under_table_names(block, spec)
                 values = {column: block.convert(column, spec.schema.field(column).type)[0] for column in columns}
-                counts = pc.value_counts(partition_names(spec, values | derived_columns(spec, values)).drop_null())
+                names = partition_names(spec, values | derived_columns(spec, values), len(block.places))
+                counts = pc.value_counts(names.drop_null())
                 partitions.update({c["values"]: c["counts"] for c in counts.to_pylist()})
                 if sampled and not spread and ahead.tell() >= size:
                     share = ahead.tell() / file.size

@@ -1,27 +1,34 @@
 """The partition of a row: the name of its folder, by its partition columns."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.rows.buckets import hash_numbers
 from lakeupsert.rows.convert import as_mask, convert
-from lakeupsert.table.layout import folder_name
-from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.layout import WHOLE_TABLE, folder_name
+from lakeupsert.table.spec import PartitionColumn, TableSpec
 
 
 def partition_sources(spec: TableSpec) -> tuple[str, ...]:
     """The columns of landing files that decide a row's partition."""
-    sources = {one.column: one.source for one in spec.partition_from}
-    return tuple(dict.fromkeys(sources.get(column) or column for column in spec.partition_by))
+    sources = {one.column: one.sources for one in spec.partition_from}
+    named = (sources.get(column, (column,)) for column in spec.partition_by)
+    return tuple(dict.fromkeys(chain.from_iterable(named)))
 
 
 def derived_columns(spec: TableSpec, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
     """The partition columns that are derived from other columns."""
-    return {
-        one.column: _DERIVE[one.function or ""](_as_moment(columns[one.source or ""])) for one in spec.partition_from
-    }
+    return {one.column: _derive(one, [columns[name] for name in one.sources]) for one in spec.partition_from}
+
+
+def _derive(computed: PartitionColumn, values: Sequence[pa.Array]) -> pa.Array:
+    if computed.count is not None:
+        return hash_numbers(values, computed.count)
+    return _OF_MOMENTS[computed.function or ""](_as_moment(values[0]))
 
 
 def _as_moment(values: pa.Array) -> pa.Array:
@@ -37,7 +44,7 @@ def _as_moment(values: pa.Array) -> pa.Array:
 
 
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799  # 0001-01-01 and the end of 9999
-_DERIVE: dict[str, Callable[[pa.Array], pa.Array]] = {
+_OF_MOMENTS: dict[str, Callable[[pa.Array], pa.Array]] = {
     "year": lambda moments: pc.year(moments).cast(pa.int32()),
     "month": lambda moments: pc.strftime(moments, "%Y-%m"),
     "date": lambda moments: pc.floor_temporal(moments, unit="day").cast(pa.date32()),
@@ -45,13 +52,15 @@ _DERIVE: dict[str, Callable[[pa.Array], pa.Array]] = {
 }
 
 
-def partition_names(spec: TableSpec, columns: Mapping[str, pa.Array]) -> pa.Array:
-    """The name of every row's partition; null if a value is missing or can't be in a folder's name."""
-    return joined_names([folder_names(name, columns[name]) for name in spec.partition_by])
+def partition_names(spec: TableSpec, columns: Mapping[str, pa.Array], count: int) -> pa.Array:
+    """The name of every row's partition, of ``count`` rows; null if a value is missing or can't be in a folder's name."""
+    return joined_names([folder_names(name, columns[name]) for name in spec.partition_by], count)
 
 
-def joined_names(folders: Sequence[pa.Array]) -> pa.Array:
-    """The partition names, from the folder names of each partition column."""
+def joined_names(folders: Sequence[pa.Array], count: int) -> pa.Array:
+    """The partition names of ``count`` rows, from the folder names of each partition column."""
+    if not folders:
+        return pa.repeat(WHOLE_TABLE, count)
     return folders[0] if len(folders) == 1 else pc.binary_join_element_wise(*folders, "/")
 
 

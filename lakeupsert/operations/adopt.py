@@ -32,7 +32,7 @@ from lakeupsert.pipeline.publish import publish
 from lakeupsert.rows.statistics import columns_with_statistics
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import HOME, parse_partition, partition_name, partition_texts
+from lakeupsert.table.layout import HOME, WHOLE_TABLE, parse_partition, partition_name, partition_of, partition_texts
 from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
 from lakeupsert.table.manifest import BucketEntry, ColumnStatistics, Manifest
 from lakeupsert.table.spec import Ordering, PartitionColumn, TableSpec, field_id
@@ -78,6 +78,7 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
             "Nothing was changed.",
             next="land the rows instead, or remove `groups`",
         )
+    _refuse_hashes(table)
     listing = _list_files(table)
     progress(f"reading the footers of {count(sum(map(len, listing.folders.values())), 'file')}")
     footings = _footings(table, host, [info for files in listing.folders.values() for info in files])
@@ -118,6 +119,20 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
         left=tuple(listing.others),
         warnings=tuple(warnings),
     )
+
+
+def _refuse_hashes(table: OpenTable) -> None:
+    """Refuse a table partitioned by hash: other programs hash otherwise, so rows of a key would be in two partitions."""
+    for one in PartitionColumn.parse_all(table.settings.partition_by):
+        if one.function == "bucket":
+            raise ConfigurationError(
+                "hashed-folders",
+                f"`partition_by` of [tables.{table.name}] has `{one}`. Files can't be adopted into it: which of its folders a "
+                f"row belongs to is lakeupsert's own hash (docs/FORMAT.md), and other programs, which may have folders "
+                f"{one.column}=… too, hash otherwise. Nothing was changed.",
+                next="name this folder as `landing` and an empty one as `processed`, then run `lakeupsert run`; or adopt it with "
+                "another `partition_by`",
+            )
 
 
 def _refuse_other_folders(table: OpenTable, spec: TableSpec, folders: Iterable[str]) -> None:
@@ -220,6 +235,7 @@ class _Listing:
 def _list_files(table: OpenTable) -> _Listing:
     columns = [p.column for p in PartitionColumn.parse_all(table.settings.partition_by)]
     shape = "/".join(f"{column}=VALUE" for column in columns)
+    place = f"in a folder {shape} directly below" if columns else "directly in"
     folders: defaultdict[str, list[ObjectInfo]] = defaultdict(list)
     others = []
     for info in table.store.list(""):
@@ -233,22 +249,24 @@ def _list_files(table: OpenTable) -> _Listing:
         elif not _is_partition(folder, columns):
             raise ConfigurationError(
                 "not-partitioned",
-                f"{table.store.uri(info.name)} is not in a folder {shape} directly below {table.store.uri()}, which "
-                f"`partition_by` of [tables.{table.name}] requires. Nothing was changed.",
+                f"{table.store.uri(info.name)} is not {place} {table.store.uri()}, as `partition_by` = {columns} of "
+                f"[tables.{table.name}] requires. Nothing was changed.",
                 next="correct `partition_by`, or move this file out of the folder if it is not part of the table",
             )
         else:
-            folders[folder].append(info)
+            folders[folder or WHOLE_TABLE].append(info)
     if not folders:
         raise ConfigurationError(
             "nothing-to-adopt",
-            f"{table.store.uri()} holds no Parquet files in folders {shape}.",
+            f"{table.store.uri()} holds no Parquet files{f' in folders {shape}' if columns else ''}.",
             next=f"correct `processed` in [tables.{table.name}]; a new table does not need `adopt`: `lakeupsert run` creates it",
         )
     return _Listing(dict(folders), others)
 
 
 def _is_partition(folder: str, columns: Sequence[str]) -> bool:
+    if not columns:
+        return not folder
     texts = partition_texts(folder)
     return list(texts) == [*columns] and folder.count("/") == len(columns) - 1 and partition_name(texts) is not None
 
@@ -343,7 +361,7 @@ def _refuse_null_keys(table: OpenTable, footings: Sequence[FileFooter]) -> None:
     for file in footings:
         for name, nulls in file.nulls.items():
             if nulls:
-                raise null_key_error(table.store, file.file, name, nulls, file.file.name.rpartition("/")[0])
+                raise null_key_error(table.store, file.file, name, nulls, partition_of(file.file.name) or "")
 
 
 def _first_manifest(

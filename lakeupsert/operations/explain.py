@@ -31,6 +31,7 @@ from lakeupsert.operations.explain_why import Outcome, describe_unseen, why
 from lakeupsert.operations.matches import Match, MatchSearch
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.arrays import Column
+from lakeupsert.rows.buckets import hash_numbers
 from lakeupsert.rows.columns import columns_by_record
 from lakeupsert.rows.convert import convert, to_json_values
 from lakeupsert.table.chain import Link
@@ -131,6 +132,9 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
     values = key_values(table.name, spec, key)
     chosen = None if partition is None else partition_scalars(spec, parse_partition(spec, partition))
     wanted_values = {**(chosen or {}), **{c: values[c][0] for c in spec.partition_by if c in values}}
+    for one in spec.hash_columns:
+        if chosen is None and one.count is not None and values.keys() >= set(one.hashed):
+            wanted_values.setdefault(one.column, hash_numbers([values[c] for c in one.hashed], one.count)[0])
     if chosen is not None and any(chosen[column] != value for column, value in wanted_values.items()):
         named = ", ".join(f"{column}={key[column]}" for column in spec.partition_by if column in key)
         raise ConfigurationError(
@@ -171,9 +175,10 @@ def key_values(name: str, spec: TableSpec, key: Mapping[str, JsonValue]) -> dict
     if unknown:
         wrong = " ".join(f"{column!r} is not one of them.{_did_you_mean(column, known)}" for column in unknown)
         columns = f"partition column{'' if len(spec.partition_by) == 1 else 's'} {', '.join(spec.partition_by)}"
+        also = f", and its {columns}" if spec.partition_by else ""
         raise ConfigurationError(
             "not-the-key",
-            f"The key of table {name!r} is {', '.join(spec.key)}, and its {columns}. {wrong}",
+            f"The key of table {name!r} is {', '.join(spec.key)}{also}. {wrong}",
             next=f"give `{' '.join(f'{column}=VALUE' for column in spec.key)}`, or some of these to see which keys fit",
         )
     values: dict[str, Column] = {}

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lakeupsert.config import Reading
+from lakeupsert.config import Reading, cores
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.files import (
     TYPED,
@@ -40,6 +40,7 @@ from lakeupsert.operations.habits import (
 )
 from lakeupsert.operations.plan_merges import Arrival, PlannedPartition, plan_merges
 from lakeupsert.operations.prices import Prices, load_prices
+from lakeupsert.operations.propose_buckets import far_count
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import discover
 from lakeupsert.pipeline.next_spec import plan_spec, under_old_names, unfit_files, without_operations
@@ -146,6 +147,8 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     landing_bytes = sum(f.size for f in files)
     reads = [_reads(f, format_of(f.path, table.settings.format), exists=known is not None) for f in files]
     merge_bytes = sum(p.bytes_read + p.bytes_written for p in partitions)
+    if spec is not None and (spec.hash_columns or not spec.partition_by):
+        notes += far_count(spec, _sizes_after(table, sizes, arrivals), table.settings.bucket_bytes, cores())
     unpriced = Plan(
         files=len(files),
         landing_bytes=landing_bytes,
@@ -166,6 +169,16 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
         notes=(*notes, *_unreadable(previews)),
     )
     return replace(unpriced, cost=_cost(unpriced, price_list))
+
+
+def _sizes_after(table: OpenTable, sizes: Sizes, arrivals: Mapping[str, Arrival]) -> dict[str, float]:
+    """About how many bytes each partition has once what arrives is merged."""
+    snapshot = table.last_snapshot()
+    shown = {partition: one.bytes for partition, one in snapshot.body.partitions.items()} if snapshot else {}
+    gained = {
+        p: arrival.rows * sizes.kept * max(0.0, sizes.growth) * sizes.stored.slope for p, arrival in arrivals.items()
+    }
+    return {partition: shown.get(partition, 0) + gained.get(partition, 0.0) for partition in {*shown, *gained}}
 
 
 def _reads(file: LandingInput, kind: str | None, *, exists: bool) -> tuple[int, int]:

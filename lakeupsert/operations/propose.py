@@ -90,7 +90,8 @@ def propose(address: str, table: str | None = None) -> Proposal:
     hive = None if folders is None else _hive_column(folders, rows)
     if hive is not None:
         rows.values[hive] = folder_values(rows.paths).take(pa.array(rows.file))
-    choices = SettingChoices(rows, hive, names)
+    dated = list(read.settings["dates"].value) if "dates" in read.settings else []
+    choices = SettingChoices(rows, hive, names, sum(f.size for f in files), dated)
     settings = choices.settings()
     beside = _beside(root, "processed", "landing") if hive else _beside(root, "landing", "processed")
     if not can_commit(address):

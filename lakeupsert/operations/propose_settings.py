@@ -19,9 +19,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow.types import is_boolean, is_date, is_integer, is_nested, is_string, is_temporal, is_timestamp
 
+from lakeupsert.config import TableSettings, cores
 from lakeupsert.landing.files import format_of
 from lakeupsert.landing.formats.inference import infer_type, without_nulls
 from lakeupsert.landing.sample import Sample
+from lakeupsert.operations.propose_buckets import describe_rule, expression, propose_count
 from lakeupsert.operations.propose_words import WORDS, Choice, count, is_named, key_rank, name_list, percent, words_of
 from lakeupsert.pipeline.landing_dates import received_on
 from lakeupsert.rows.arrays import Column, Mask
@@ -60,12 +62,15 @@ def folder_of(path: str) -> str:
 class SettingChoices:
     """Chooses settings, one after another; each choice uses those before it."""
 
-    def __init__(self, rows: Sample, hive: str | None, names: Sequence[str]) -> None:
-        """``hive``: the column of the folders' names, in a Hive-partitioned table; ``names``: of all files."""
+    def __init__(self, rows: Sample, hive: str | None, names: Sequence[str], size: int, dated: Sequence[str]) -> None:
+        """``hive``: the column of the folders' names, in a Hive-partitioned table; ``names``: of all files; ``size``: their
+        bytes; ``dated``: columns whose dates have formats, some of which the sample may not settle."""
         self.rows = rows
         self.values = rows.values
         self.hive = hive
         self.names = names
+        self.size = size
+        self.dated = dated
         self.warnings: list[str] = []
         self.schema: dict[str, str] = {}
         self.inserts: Mask = np.full(rows.count, True)
@@ -82,6 +87,8 @@ class SettingChoices:
         self.key = key = self._key(orders)
         for name in set(self.sources) & set(key.value or ()) - set(self.schema):
             self.schema[name] = type_name(self.values[name].type)  # else a key column of a text file is text
+        if not self.partition and partition_by.value is not None and key.value:
+            partition_by = self._hashed(partition_by, key.value)
         return {
             "partition_by": partition_by,
             "key": key,
@@ -135,7 +142,6 @@ class SettingChoices:
         if not ranked and (moments := self._moments()):
             return self._partition_by_day(moments)
         if not ranked:
-            found = f"only {name_list(dates)}, which have the names of other dates" if dates else "no column of dates"
             few = [
                 n
                 for n, v in self.values.items()
@@ -144,6 +150,11 @@ class SettingChoices:
                 and n != self.operation
             ]
             hint = f"columns of few values: {name_list(few)}" if few else "no other column has few values"
+            if not dates and not self.dated:
+                return Choice([], (f"no column of dates, so the table is one partition; {hint}",))
+            found = f"only {name_list(dates)}, which have the names of other dates"
+            if not dates:
+                found = f"the format of the dates in {name_list(self.dated)} is not clear"
             advice = ". Name the column whose value a record never changes"
             return self._leave_open("partition_by is left open", f"{found}; {hint}", advice)
         name = ranked[0]
@@ -157,6 +168,17 @@ class SettingChoices:
             if not is_named(name, "event"):
                 self.warnings.append(f"partition_by is {name}, but it could also be {name_list(ranked[1:])}: check it")
         return Choice([name], tuple(evidence))
+
+    def _hashed(self, one_partition: Choice, key: Sequence[str]) -> Choice:
+        """Partitions by hash of the key, if the files are too large for one partition."""
+        workers, bucket_bytes = cores(), TableSettings(landing="", processed="", key=(), partition_by=()).bucket_bytes
+        number = propose_count(self.size, bucket_bytes, workers)
+        if number == 1:
+            return one_partition
+        why = (
+            f"{self.size / 1e6:,.0f} MB of files: {describe_rule(bucket_bytes, workers)}. The number is fixed for good"
+        )
+        return Choice([expression(number, key)], (*one_partition.evidence, why))
 
     def _moments(self) -> list[str]:
         """Columns of timestamps whose day may be a partition, the likeliest first."""

@@ -143,7 +143,7 @@ def _compare(db: "DuckDBPyConnection", spec: TableSpec) -> dict[tuple[object, ..
     columns = spec.schema.names
     found = db.execute(
         COMPARED.format(
-            partition=", ".join(map(identifier, spec.partition_by)),
+            partition="".join(f"{identifier(column)}, " for column in spec.partition_by),
             nth=NTH,
             winners=winners(spec, key),
             key=key,

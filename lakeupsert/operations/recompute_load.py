@@ -30,6 +30,7 @@ from lakeupsert.landing.files import content_hash, format_of
 from lakeupsert.landing.formats import avrofile, orcfile
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.inference import is_number
+from lakeupsert.operations.recompute_hash import hash_function
 from lakeupsert.operations.recompute_sql import (
     BATCH,
     DELETED,
@@ -56,7 +57,7 @@ from lakeupsert.storage import NotFoundError, ObjectReader
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import FullExtract, LandingFile, LedgerEntry, Statement
 from lakeupsert.table.manifest import DataFile
-from lakeupsert.table.spec import TableSpec, TypeChange
+from lakeupsert.table.spec import PartitionColumn, TableSpec, TypeChange
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -144,14 +145,26 @@ class LandedRows:
         self._db.execute(f"CREATE TABLE published ({', '.join(columns)})")
         ours = [f"{DELETED} BOOLEAN", f"{BATCH} BIGINT", f"{HAS} VARCHAR[]"]
         self._db.execute(f"CREATE TABLE landed ({', '.join([*columns, *ours])})")
+        types = self._types(self._spec)
+        for one in self._spec.hash_columns:
+            function = hash_function([self._spec.schema.field(name).type for name in one.hashed], one.count or 1)
+            self._db.create_function(
+                _hash_name(one),
+                function,
+                [types[name] for name in one.hashed],
+                "INTEGER",
+                type="arrow",
+                null_handling="special",
+            )
 
     def load(self, number: int, entry: LedgerEntry, partitions: Sequence[str]) -> None:
         """Append the accepted rows of a batch, in these partitions; if it is a full extract, delete the keys that it lacks."""
         if not partitions:
             return
         self._number = number
-        wanted = [{c: v.as_py() for c, v in partition_scalars(self._spec, p).items()} for p in partitions]
-        self._db.register("wanted", pa.Table.from_pylist(wanted))
+        if self._spec.partition_by:
+            wanted = [{c: v.as_py() for c, v in partition_scalars(self._spec, p).items()} for p in partitions]
+            self._db.register("wanted", pa.Table.from_pylist(wanted))
         if entry.kind == "create":
             for partition in partitions:
                 for file in entry.touched[partition].files:
@@ -238,6 +251,8 @@ class LandedRows:
         """Whether ``table`` has a row with the partition columns, and the integers ``more``, of a row of `landed`, in SQL."""
         types = {**self._types(self._spec), **dict.fromkeys(more, "BIGINT")}
         names = [*self._spec.partition_by, *more]
+        if not names:
+            return "true"
         columns = ", ".join(f"landed.{identifier(c)}" for c in names)
         values = ", ".join(f"CAST({identifier(c)} AS {types[c]})" for c in names)
         return f"({columns}) IN (SELECT {values} FROM {table})"
@@ -439,6 +454,11 @@ class LandedRows:
         """The value of a column that is not read from the rows, in SQL; None for other columns."""
         spec, entry = self._spec, source.entry
         partition = next((one for one in spec.partition_from if one.column == name), None)
+        if partition is not None and partition.function == "bucket":
+            values = (
+                f"TRY_CAST({self._landed(source, column, types)} AS {types[column]})" for column in partition.hashed
+            )
+            return f"{identifier(_hash_name(partition))}({', '.join(values)})"
         if partition is not None:
             column = partition.source or ""
             type_ = types[column]
@@ -474,6 +494,10 @@ class LandedRows:
             return str(self._db.execute("DESCRIBE SELECT * FROM empty").fetchall()[0][1])
         except import_duckdb().Error:
             return None
+
+
+def _hash_name(computed: PartitionColumn) -> str:
+    return f"lakeupsert_{computed.column}"
 
 
 def _read_parquet(path: str) -> str:

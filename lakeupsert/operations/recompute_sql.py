@@ -34,10 +34,10 @@ PARTITION_FUNCTIONS = {
 # Files are loaded in ledger order, and their rows in the order of the file, so rowid is the last part of the rank.
 # A key that is published twice has a row with nth = 2, which matches nothing and so counts as extra.
 COMPARED = """
-SELECT {partition}, count(*) FILTER (p.{nth} IS NULL), count(*) FILTER (e.{nth} IS NULL),
+SELECT {partition} count(*) FILTER (p.{nth} IS NULL), count(*) FILTER (e.{nth} IS NULL),
        count(*) FILTER (p.{nth} = e.{nth} AND row({expected}) IS DISTINCT FROM row({published}))
 FROM ({winners}) e FULL JOIN (SELECT *, row_number() OVER (PARTITION BY {key}) AS {nth} FROM published) p USING ({key}, {nth})
-GROUP BY {partition}
+GROUP BY ALL
 """
 
 # For keys that a full extract has: the deletes that were forgotten when it arrived, and what these beat.

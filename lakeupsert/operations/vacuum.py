@@ -30,7 +30,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import Publishers, PublisherStanding
 from lakeupsert.storage import SCRATCH, ObjectInfo
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import HOME, KEYS, STATEMENT_ROWS, TableObjects
+from lakeupsert.table.layout import HOME, KEYS, STATEMENT_ROWS, TableObjects, base_prefix
 from lakeupsert.table.ledger import LedgerEntry, RestorePoint, next_stamp
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
@@ -270,7 +270,7 @@ class _Survey:
         chain = self._table.objects.partition(partition)
         versions = self._numbers(partition)
         last = self._newest.partitions.get(partition)
-        folders = (partition, f"{HOME}/data/{partition}", f"{HOME}/units/{partition}")
+        folders = (base_prefix(partition).rstrip("/"), f"{HOME}/data/{partition}", f"{HOME}/units/{partition}")
         data = {name: found for folder in folders for name, found in self._objects[folder].items()}
         # Most partitions of an old table have no older version, and no files but those that the newest snapshot shows.
         if last and versions[:1] == [last.version] and len(data) == last.files:

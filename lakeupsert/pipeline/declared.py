@@ -112,7 +112,7 @@ class Declaration:
         """`named_columns` without columns that are only given types."""
         settings = self.settings
         partitions = [PartitionColumn.parse(text) for text in settings.partition_by]
-        names = [name for one in partitions for name in (one.column, one.source)]
+        names: list[str | None] = [name for one in partitions for name in (one.column, *one.sources)]
         names += [Ordering.parse(text).column for text in settings.order_by]
         names += [settings.delete.column if settings.delete else None, *settings.key]
         names += [name for group in _groups(settings) for name in (*(o.column for o in group.ordering), *group.columns)]

@@ -76,12 +76,16 @@ class GlueCatalog:
             "create_table", allowed="AlreadyExistsException", DatabaseName=self.settings.database, TableInput=table
         )
 
-    def update(self, parameters: Mapping[str, str], columns: Sequence[Column] | None = None) -> None:
+    def update(
+        self, parameters: Mapping[str, str], columns: Sequence[Column] | None = None, location: str | None = None
+    ) -> None:
         found = self._call("get_table", DatabaseName=self.settings.database, Name=self.settings.table)["Table"]
         table = {name: value for name, value in found.items() if name in _INPUT}
         table["Parameters"] = {**table.get("Parameters", {}), **parameters}
         if columns is not None:
             table["StorageDescriptor"] = {**table["StorageDescriptor"], "Columns": _columns(columns)}
+        if location is not None:
+            table["StorageDescriptor"] = {**table["StorageDescriptor"], "Location": location}
         # Without its earlier versions, of which a table may have 100,000.
         self._call("update_table", DatabaseName=self.settings.database, TableInput=table, SkipArchive=True)
 

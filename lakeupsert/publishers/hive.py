@@ -87,14 +87,19 @@ class HiveCatalog:
         with self._client("create_table") as client, suppress(AlreadyExistsException):
             client.create_table(table)
 
-    def update(self, parameters: Mapping[str, str], columns: Sequence[Column] | None = None) -> None:
+    def update(
+        self, parameters: Mapping[str, str], columns: Sequence[Column] | None = None, location: str | None = None
+    ) -> None:
         with self._client("alter_table") as client:
             table = client.get_table(self.settings.database, self.settings.table)
             table.parameters = {**table.parameters, **parameters}
             if columns is not None:
                 table.sd.cols = _fields(columns)
+            if location is not None:
+                table.sd.location = location
+            database, name = self.settings.database, self.settings.table
             try:
-                client.alter_table(self.settings.database, self.settings.table, table)
+                client.alter_table_with_environment_context(database, name, table, _KEEP_STATISTICS)
             except InvalidOperationException as e:  # it takes a wider number in place, and no struct that grew
                 raise ConfigurationError(
                     "catalog-refused",

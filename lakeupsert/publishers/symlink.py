@@ -6,13 +6,14 @@ Repeat    safe: each run compares all partitions of the catalog with the snapsho
 
     compare -> manifests -> table -> partitions, in batches -> `lakeupsert.snapshot`
 
-A partition is switched at once. The table is not: while this runs, some partitions show the night and others do not yet.
+A partition is switched at once. The table is not: while this runs, some partitions show the night and others do not yet. A table
+without partition columns points to a manifest itself, so it is switched at once.
 Engines that read symlink tables know no deletion vectors, so only partitions without any can be shown.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Protocol
 from urllib.parse import unquote
@@ -25,7 +26,7 @@ from lakeupsert.publishers import UNFINISHED, Concurrently, create_once
 from lakeupsert.publishers.hive_types import Column, columns_of, unfit_columns
 from lakeupsert.storage import NotFoundError, ObjectInfo, StoreUnavailableError
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import HOME, TableObjects, partition_texts
+from lakeupsert.table.layout import HOME, WHOLE_TABLE, TableObjects, partition_texts
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import TableSpec, field_id
@@ -43,6 +44,8 @@ ATTEMPTS = 5
 """How often what the catalog refuses, or another publisher overtakes, is compared and tried again."""
 BACKOFF_SECONDS = 0.2
 _FOLDER = f"{HOME}/symlink"
+_EMPTY = f"{_FOLDER}/empty"
+"""The folder of a manifest without files."""
 
 Values = tuple[str, ...]
 """A partition's values as text, in the order of the partition columns."""
@@ -107,8 +110,10 @@ class Catalog(Protocol):
     def create(self, shape: Shape, parameters: Mapping[str, str]) -> None:
         """Create the table, if nobody was faster."""
 
-    def update(self, parameters: Mapping[str, str], columns: Sequence[Column] | None = None) -> None:
-        """Set parameters and columns of the table; what is not named stays."""
+    def update(
+        self, parameters: Mapping[str, str], columns: Sequence[Column] | None = None, location: str | None = None
+    ) -> None:
+        """Set parameters, columns and location of the table, all at once; what is not named stays."""
 
     def drop(self) -> None:
         """Drop the table with its partitions. No file is deleted."""
@@ -168,8 +173,9 @@ class SymlinkPublisher:
         numbers = [number for number in self.objects.snapshots.numbers() if number >= oldest]
         links = self.map_concurrently(self.objects.snapshots.get, numbers)
         bodies = [link.body for link in links if link is not None]
-        needed = {_manifest(p, now) for body in bodies for p, now in body.partitions.items()}
-        pointed = {entry.location for entry in self.catalog.partitions().values()}
+        needed = {_manifest(p, now) for body in bodies for p, now in body.partitions.items()} | {f"{_EMPTY}/manifest"}
+        entries = self.catalog.partitions() if self._newest_spec.partition_by else {}
+        pointed = {entry.location for entry in entries.values()}
         return [
             info
             for info in self.objects.store.list(f"{_FOLDER}/")
@@ -190,6 +196,13 @@ class SymlinkPublisher:
             if refused:
                 clock.sleep(clock.jitter(BACKOFF_SECONDS * 2**attempt))
             parameters = self._own_parameters()
+            if not self._spec(newest.body.spec_version).partition_by:
+                if (_snapshot_in(parameters or {}) or 0) > newest.number:
+                    newest = self.objects.snapshots.head() or newest
+                if self._show_whole(newest, parameters):
+                    return _warning(self._spec(newest.body.spec_version))
+                refused = ["another publisher has just created it"]
+                continue
             steps, refused = self._show(newest.body, parameters)
             if refused:
                 continue
@@ -211,10 +224,14 @@ class SymlinkPublisher:
         )
 
     @property
-    def _table_id(self) -> str:
+    def _newest_spec(self) -> TableSpec:
         spec = self.objects.specs.head()
         assert spec is not None, "a table that has a snapshot has a spec"
-        return spec.body.table_id
+        return spec.body
+
+    @property
+    def _table_id(self) -> str:
+        return self._newest_spec.table_id
 
     def _own_parameters(self) -> Mapping[str, str] | None:
         """The parameters of our table; None if there is none. Raises RefusedError if the table there is another program's."""
@@ -243,6 +260,27 @@ class SymlinkPublisher:
             self.catalog.update({SPEC: str(body.spec_version)}, shape.columns)
         return steps, self.catalog.apply(steps, shape.columns) if steps else []
 
+    def _show_whole(self, newest: Link[Snapshot], parameters: Mapping[str, str] | None) -> bool:
+        """Bring a table without partitions up to a snapshot, by one call. Returns False if the call created no table, because
+        there is one by now."""
+        spec, body = self._spec(newest.body.spec_version), newest.body
+        shown, folder = body.partitions.get(WHOLE_TABLE), _EMPTY
+        if shown is None:  # nothing arrived yet
+            self._create(f"{_EMPTY}/manifest", b"")
+        else:
+            folder = _folder(WHOLE_TABLE, shown)
+            self._write_manifests(spec, body, {()})
+        shape = replace(self._shape(spec), location=self._location(folder))
+        now = {SPEC: str(body.spec_version), SNAPSHOT: str(newest.number), **(_statistics(shown) if shown else {})}
+        if parameters is None:
+            self.catalog.create(shape, {**PARAMETERS, TABLE: spec.table_id, **now})
+            return (self._own_parameters() or {}).get(SNAPSHOT) == now[SNAPSHOT]
+        before = self._fields(parameters.get(SPEC, ""))
+        if before != _fields_of(spec):
+            self._refuse_other_columns(before, _fields_of(spec))
+        self.catalog.update(now, shape.columns, shape.location)
+        return True
+
     def _steps(self, body: Snapshot, found: Mapping[Values, Entry]) -> Steps:
         fields_of = cache(self._fields)
         add, change, stay = {}, {}, set()
@@ -250,8 +288,7 @@ class SymlinkPublisher:
             if not now.rows:
                 continue
             values = tuple(partition_texts(partition).values())
-            statistics = {"numFiles": str(now.files), "numRows": str(now.rows), "totalSize": str(now.bytes)}
-            entry = Entry(self._location(_folder(partition, now)), str(body.spec_version), statistics)
+            entry = Entry(self._location(_folder(partition, now)), str(body.spec_version), _statistics(now))
             old = found.get(values)
             if old is None:
                 add[values] = entry
@@ -405,6 +442,10 @@ def _warning(spec: TableSpec) -> str | None:
         f"{name!r} is {written!r}" for name, written in spec.names_written.items() if name in spec.stored_schema.names
     ]
     return f"renamed columns have the names of the files there: {', '.join(others)}." if others else None
+
+
+def _statistics(shown: PartitionVersion) -> dict[str, str]:
+    return {"numFiles": str(shown.files), "numRows": str(shown.rows), "totalSize": str(shown.bytes)}
 
 
 def _folder(partition: str, shown: PartitionVersion) -> str:

@@ -16,27 +16,31 @@ if TYPE_CHECKING:
 
 
 class _Rows:
-    """The rows of a view, which can be read more than once."""
+    """The rows of a view that pass a filter, which can be read more than once."""
 
-    def __init__(self, view: View, columns: Sequence[str] | None) -> None:
+    def __init__(self, view: View, where: str | None, columns: Sequence[str] | None) -> None:
         self._view = view
+        self._where = where
         self._columns = columns
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return to_arrow(self._view, columns=self._columns).__arrow_c_stream__(requested_schema)
+        return to_arrow(self._view, self._where, columns=self._columns).__arrow_c_stream__(requested_schema)
 
 
 def to_duckdb(
-    view: View, connection: "DuckDBPyConnection | None" = None, columns: Sequence[str] | None = None
+    view: View,
+    connection: "DuckDBPyConnection | None" = None,
+    columns: Sequence[str] | None = None,
+    where: str | None = None,
 ) -> "DuckDBPyRelation":
-    """A relation of the view's rows, in no particular order.
+    """A relation of the view's rows that pass the filter, in no particular order. With a filter they are read through Arrow.
 
     Args:
         connection: default: the one that `duckdb.sql` uses.
         columns: of the spec, in this order; default: all.
 
     Raises:
-        ConfigurationError: DuckDB is not installed, or there is no such column.
+        ConfigurationError: DuckDB is not installed, there is no such column, or the filter can't be used.
     """
     try:
         import duckdb
@@ -45,9 +49,9 @@ def to_duckdb(
     schema = reader_schema(view.spec)
     refuse_unknown(schema, columns)
     connection = connection or duckdb.default_connection()
-    files = files_to_scan(view, "DuckDB")
+    files = files_to_scan(view, "DuckDB", where)
     if files is None:
-        return connection.from_arrow(_Rows(view, columns))
+        return connection.from_arrow(_Rows(view, where, columns))
     empty = connection.from_arrow(schema.empty_table())
     types = dict(zip(view.spec.schema.names, map(str, empty.types), strict=True))
     scans = [_scan(connection, view, types, renames, some) for renames, some in files.items()]
@@ -64,7 +68,7 @@ def _scan(
     columns = ", ".join(f"CAST(NULL AS {type_}) AS {_quote(own[name])}" for name, type_ in types.items())
     hive = ", ".join(f"{_quote(own[name])}: {types[name]}" for name in view.spec.partition_by)
     listed = ", ".join("'" + file.path.replace("'", "''") + "'" for file in files)
-    options = f"hive_partitioning = true, hive_types = {{{hive}}}"
+    options = f"hive_partitioning = true, hive_types = {{{hive}}}" if hive else "hive_partitioning = false"
     if view.has_new_columns():
         options += ", union_by_name = true"  # for which DuckDB opens every file before it reads the first
     shown = ", ".join(f"CAST({_quote(own[name])} AS {type_}) AS {_quote(name)}" for name, type_ in types.items())

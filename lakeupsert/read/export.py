@@ -25,7 +25,7 @@ from lakeupsert.rows.convert import convert, to_json_values
 from lakeupsert.rows.datafiles import ROW_GROUP_BYTES
 from lakeupsert.storage import ObjectStore, UnknownOutcomeError, open_store
 from lakeupsert.storage.base import Sink
-from lakeupsert.table.layout import partition_texts
+from lakeupsert.table.layout import base_prefix, partition_texts
 
 _SCHEMA = "_common_metadata"
 """File without rows in a Hive folder. It keeps the schema, which Spark looks for there, and marks the folder as an export."""
@@ -106,7 +106,7 @@ def _check_replaceable(target: Path, *, folder: bool, overwrite: bool) -> None:
     is_export = target.is_file()
     if target.is_dir():
         names = {path.name for path in target.iterdir()}
-        is_export = not names or (_SCHEMA in names and all(name == _SCHEMA or "=" in name for name in names))
+        is_export = not names or (_SCHEMA in names and all(name in (_SCHEMA, _PART) or "=" in name for name in names))
     if folder != target.is_dir() or not is_export:
         raise ConfigurationError(
             "output-exists",
@@ -183,7 +183,7 @@ def _hive(read: Callable[..., pa.RecordBatchReader], view: View, path: Path, whe
     pq.write_metadata(schema, path / _SCHEMA)
 
     def open_file(name: str) -> AbstractContextManager[Path]:
-        (path / name).parent.mkdir(parents=True)
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
         return nullcontext(path / name)
 
     write = partial(_write_partition, read, open_file)
@@ -205,14 +205,14 @@ def _write_partition(
         names = [name for name in reader.schema.names if name not in own]
         stored = (batch.select(names) for batch in itertools.chain([first], batches))
         schema = pa.schema([reader.schema.field(name) for name in names])
-        with open_file(f"{partition}/{_PART}") as file:
+        with open_file(f"{base_prefix(partition)}{_PART}") as file:
             return _write_parquet(stored, schema, file)
 
 
 def _write_partition_once(read: Callable[..., pa.RecordBatchReader], target: ObjectStore, partition: str) -> int:
     """As `_write_partition`. What another try of this task wrote is whole and has the same rows, so it stays: that try may be the
     one that counts."""
-    name = f"{partition}/{_PART}"
+    name = f"{base_prefix(partition)}{_PART}"
     try:
         if target.head(name) is None:
             return _write_partition(read, target.write, partition)
@@ -290,7 +290,7 @@ def _hive_at_address(
         with target.write(_SCHEMA) as sink:
             pq.write_metadata(schema, sink)
     except BaseException:
-        target.delete(f"{partition}/{_PART}" for partition in partitions)
+        target.delete(f"{base_prefix(partition)}{_PART}" for partition in partitions)
         target.delete([_CLAIM])
         raise
     target.delete([_CLAIM])

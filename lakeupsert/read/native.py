@@ -14,6 +14,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.phrases import install
 from lakeupsert.read.arrow import reader_schema
 from lakeupsert.read.view import View, ViewFile
+from lakeupsert.read.where import ArrowTerms, parse_where
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.table.layout import TableObjects, partition_texts
 from lakeupsert.table.spec import TableSpec
@@ -29,11 +30,15 @@ DUCKDB_PLACE = "file_row_number"
 log = logging.getLogger(__name__)
 
 
-def files_to_scan(view: View, engine: str) -> Mapping[int, Sequence[ViewFile]] | None:
-    """The files, by the number of renames before they were written. None: read through Arrow.
+def files_to_scan(view: View, engine: str, where: str | None = None) -> Mapping[int, Sequence[ViewFile]] | None:
+    """The files, by the number of renames before they were written. None: read through Arrow, always so with a filter.
 
-    Logs which it is, and why.
+    Logs which it is, and why. Raises ConfigurationError if the filter can't be used.
     """
+    if where is not None:
+        parse_where(where, view.spec.schema, ArrowTerms())
+        log.info("%s reads through Arrow: it opens only the files that may have rows of the filter", engine)
+        return None
     files = list(view.files())
     why = _why_arrow(view, files)
     if why is not None:

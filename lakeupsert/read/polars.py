@@ -17,14 +17,15 @@ MOST_ROWS = 2**32 - 1
 """In one scan. Polars counts them with 32 bits, unless it is the build for more."""
 
 
-def to_polars(view: View, columns: Sequence[str] | None = None) -> "pl.LazyFrame":
-    """A LazyFrame of the view's rows. No row is read before `collect`.
+def to_polars(view: View, columns: Sequence[str] | None = None, where: str | None = None) -> "pl.LazyFrame":
+    """A LazyFrame of the view's rows that pass the filter. No row is read before `collect`. With a filter they are read through
+    Arrow.
 
     Args:
         columns: of the spec, in this order; default: all.
 
     Raises:
-        ConfigurationError: Polars is not installed, or there is no such column.
+        ConfigurationError: Polars is not installed, there is no such column, or the filter can't be used.
     """
     try:
         import polars as pl
@@ -34,16 +35,16 @@ def to_polars(view: View, columns: Sequence[str] | None = None) -> "pl.LazyFrame
     refuse_unknown(schema, columns)
     empty = pl.from_arrow(schema.empty_table())
     assert isinstance(empty, pl.DataFrame)
-    frame = _whole(view, empty.schema)
+    frame = _whole(view, empty.schema, where)
     return frame if columns is None else frame.select(columns)
 
 
-def _whole(view: View, schema: "pl.Schema") -> "pl.LazyFrame":
+def _whole(view: View, schema: "pl.Schema", where: str | None) -> "pl.LazyFrame":
     import polars as pl
 
-    files = files_to_scan(view, "Polars")
+    files = files_to_scan(view, "Polars", where)
     if files is None:
-        return _through_arrow(view, schema)
+        return _through_arrow(view, schema, where)
     scans = [
         _scan(view, schema, renames, some)
         for renames, of_one_time in files.items()
@@ -67,8 +68,8 @@ def _scan(view: View, schema: "pl.Schema", renames: int, files: Sequence[ViewFil
         glob=False,
         row_index_name=PLACE if dead else None,
         schema={own[name]: type_ for name, type_ in schema.items() if name not in parts},
-        hive_partitioning=True,
-        hive_schema={own[name]: schema[name] for name in parts},
+        hive_partitioning=bool(parts),
+        hive_schema={own[name]: schema[name] for name in parts} or None,
         missing_columns="insert",
         extra_columns="ignore",
     )
@@ -78,7 +79,7 @@ def _scan(view: View, schema: "pl.Schema", renames: int, files: Sequence[ViewFil
     return scan.select([pl.col(own[name]).alias(name) for name in schema])
 
 
-def _through_arrow(view: View, schema: "pl.Schema") -> "pl.LazyFrame":
+def _through_arrow(view: View, schema: "pl.Schema", where: str | None) -> "pl.LazyFrame":
     import polars as pl
     from polars.io.plugins import register_io_source
 
@@ -88,7 +89,7 @@ def _through_arrow(view: View, schema: "pl.Schema") -> "pl.LazyFrame":
         needed = None
         if columns is not None:
             needed = [*dict.fromkeys((*columns, *(predicate.meta.root_names() if predicate is not None else ())))]
-        for batch in to_arrow(view, columns=needed):
+        for batch in to_arrow(view, where, columns=needed):
             rows = pl.from_arrow(batch)
             assert isinstance(rows, pl.DataFrame)
             if limit is not None:

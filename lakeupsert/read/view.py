@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from pyarrow.fs import LocalFileSystem
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.read.hashed import hash_values
 from lakeupsert.read.skipping import file_test
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
 from lakeupsert.rows.vectors import Positions
@@ -221,7 +222,9 @@ def partitions_of(
     ``schema`` has the columns that the filter may name; default: those of the spec.
     """
     schema = spec.schema if schema is None else schema
+    hashes = hash_values(spec, where, schema)
     values = {p: partition_scalars(spec, p) for p in names}
+    values = {p: own for p, own in values.items() if all(own[c].as_py() in hashes[c] for c in hashes)}
     ordered = sorted(values, key=lambda p: ([value.as_py() for value in values[p].values()], p))
     condition = all_of(parse_where(where, schema, ArrowTerms()))
     if condition is None:
@@ -240,8 +243,8 @@ def partitions_of(
 
 
 def partition_expression(values: Mapping[str, pa.Scalar]) -> pc.Expression:
-    """The condition that partition columns have these values."""
-    return reduce(and_, (pc.field(column) == value for column, value in values.items()))
+    """The condition that partition columns have these values; true if there are none."""
+    return reduce(and_, (pc.field(column) == value for column, value in values.items()), pc.scalar(True))
 
 
 def latest_has_no_files() -> ConfigurationError:

@@ -317,7 +317,8 @@ def _factor(night: Night) -> float | None:
 def _ages(data: ReportData) -> Figure:
     title = "Age of the data that comes"
     if not data.ages:
-        no_date = f"{data.column} is not a date, so rows have no age."
+        what = "The table has no partition columns" if data.column is None else f"{data.column} is not a date"
+        no_date = f"{what}, so rows have no age."
         return Line(title, NO_NIGHT if data.by_date or not data.nights else no_date)
     total = sum(data.ages.values())
     rows = [

@@ -177,8 +177,8 @@ def observe(table: OpenTable, nights: int, landing_names: int) -> ReportData:
     for merge in merges:
         by_night[merge.batch].append(merge)
     column = ranged_column(spec.body)
-    by_date = pa.types.is_date(spec.body.schema.field(column).type)
-    days = {p: partition_scalars(spec.body, p)[column].as_py() for p in touches} if by_date else {}
+    by_date = column is not None and pa.types.is_date(spec.body.schema.field(column).type)
+    days = {p: _day(spec.body, p) for p in touches} if by_date else {}
     ages: dict[int, int] = defaultdict(int)
     for link in links:
         for partition, touched in link.body.touched.items():
@@ -370,7 +370,7 @@ def _partitions(
             Partition(
                 name=name,
                 value=partition_text(name),
-                day=partition_scalars(spec, name)[ranged_column(spec)].as_py() if by_date else None,
+                day=_day(spec, name) if by_date else None,
                 times=sum(number in batches for number in touches.get(name, ())),
                 last=touches[name][-1] if name in touches else shown[name].merged if name in shown else 0,
                 rows=shown[name].rows if name in shown else 0,
@@ -379,6 +379,12 @@ def _partitions(
                 reason=now.failed.get(name, ""),
             )
         )
+    return found
+
+
+def _day(spec: TableSpec, partition: str) -> date:
+    """The date of a partition of a table that has them by date."""
+    found: date = partition_scalars(spec, partition)[ranged_column(spec) or ""].as_py()
     return found
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from lakeupsert.rows.arrays import Hashes, Indices, Rows
+from lakeupsert.rows.arrays import Hashes, Indices, Mask, Rows
+from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.words import Texts, Words, byte_words, is_bytes, number_words, texts_of, values
 from lakeupsert.table.manifest import Bucketed, share
 from lakeupsert.table.spec import TableSpec
@@ -20,6 +21,8 @@ from lakeupsert.table.spec import TableSpec
 BLOCK_ROWS = 1 << 13
 """Rows hashed at once: few enough that a step's dozen arrays stay in the processor's cache, enough that numpy's calls cost
 little per row."""
+
+_DAY = 86_400_000  # milliseconds
 
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)
@@ -35,8 +38,33 @@ def key_hashes(rows: Rows, spec: TableSpec) -> Hashes:
         ValueError: a key is null, or a key column has a value that the spec's type can't hold exactly.
     """
     fields = [spec.schema.field(name).remove_metadata().with_nullable(False) for name in spec.stored_key]
-    keys = rows.select(spec.stored_key).cast(pa.schema(fields)).combine_chunks()
-    blocks = [_hashes(block.columns) for block in keys.to_batches(max_chunksize=BLOCK_ROWS) if block.num_rows]
+    return _hashes_of(rows.select(spec.stored_key).cast(pa.schema(fields)))
+
+
+def hash_numbers(columns: Sequence[pa.Array], count: int) -> pa.Array:
+    """The value of `bucket(count, …)` for each row of some columns of a key: the hash of its values modulo ``count``.
+
+    The columns have the spec's types. Null where a value is null, or is a date64 with a time of day.
+    """
+    rows = pa.table(dict(zip(map(str, range(len(columns))), columns, strict=True)))
+    fit = np.logical_and.reduce([as_mask(column.is_valid()) & _is_whole(column) for column in columns])
+    numbers = np.zeros(len(fit), np.int32)
+    numbers[fit] = _hashes_of(rows.filter(pa.array(fit))) % np.uint64(count)
+    return pa.array(numbers, mask=~fit)
+
+
+def _is_whole(column: pa.Array) -> Mask:
+    """Which values have canonical bytes."""
+    if not pa.types.is_date64(column.type):
+        return np.ones(len(column), bool)
+    whole: Mask = np.asarray(column.view(pa.int64()).fill_null(0)) % _DAY == 0
+    return whole
+
+
+def _hashes_of(rows: Rows) -> Hashes:
+    """The hash of each row over all its columns, none of them null."""
+    whole = rows.combine_chunks()
+    blocks = [_hashes(block.columns) for block in whole.to_batches(max_chunksize=BLOCK_ROWS) if block.num_rows]
     return np.concatenate([np.empty(0, np.uint64), *blocks])
 
 

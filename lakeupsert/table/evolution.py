@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 import pyarrow as pa
+from pyarrow.types import is_date, is_timestamp
 
 from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError
@@ -34,14 +35,15 @@ from lakeupsert.table.types import is_key_type, is_order_type, is_partition_type
 
 _GRAMMAR = {
     "order_by": " (COLUMN, then asc or desc, then nulls first or nulls last)",
-    "partition_by": " (COLUMN, or year, month, date or hour of one: `date(COLUMN) as NAME`)",
+    "partition_by": " (COLUMN, or year, month, date or hour of one: `date(COLUMN) as NAME`, or `bucket(N, COLUMN, …)`)",
 }
 _WRAPPED = {"debezium": ({"op", "before", "after"}, {"schema", "payload"}), "dms": ({"data", "metadata"},)}
 """The columns of change events that are read without the setting `read.envelope`."""
 _UNSPLIT = re.compile(r"[^;,|\t]+([;,|\t])(?:[^;,|\t]+\1)*[^;,|\t]+")
 _ORDER_TYPES = "numbers, text, dates, times, timestamps, booleans, binary"
 _NO_EXPRESSION = (
-    " It is not an expression either: those are year(COLUMN), month(COLUMN), date(COLUMN) and hour(COLUMN), one each."
+    " It is not an expression either: those are year(COLUMN), month(COLUMN), date(COLUMN), hour(COLUMN) and "
+    "bucket(N, COLUMN, …), one each."
 )
 
 
@@ -77,7 +79,13 @@ def create(  # many parameters, because a spec fixes that many settings; each is
     """
     ordering = [Ordering.parse(text) for text in order_by]
     partitions = PartitionColumn.parse_all(partition_by)
-    needed = {"columns": mode == "columns", "history": history, "key_scope": key_scope == "table"}
+    needed = {
+        "columns": mode == "columns",
+        "history": history,
+        "key_scope": key_scope == "table",
+        "no_partition_columns": not partitions,
+        "hash_partitions": any(p.function == "bucket" for p in partitions),
+    }
     declared = TableSpec(
         table_id=table_id,
         key=tuple(key),
@@ -110,7 +118,7 @@ def _complete(schema: pa.Schema, declared: TableSpec, later: Sequence[pa.Field])
     types = {field.name: field.type for field in later}
     complete = _with_order(schema, declared, types)
     for computed in declared.partition_from:
-        complete = _add_computed(complete, computed)
+        complete = _add_computed(complete, computed, declared)
     _refuse_missing(complete, declared, schema, types)
     for field in later:
         complete = complete if field.name in complete.names else complete.append(field)
@@ -216,6 +224,13 @@ def _refuse_unfit_rules(schema: pa.Schema, declared: TableSpec) -> None:
             f"`key_scope` is table, but `key` names the partition column {named[0]!r}, so a key could never change its "
             f"partition.",
             f'remove {named[0]!r} from `key`, or set `key_scope = "partition"`',
+        )
+    if declared.key_scope == "table" and declared.key_decides_partition:
+        parts = ", ".join(one.expression for one in declared.hash_columns)
+        why = f"`partition_by` is {parts}" if parts else "the table has one partition"
+        raise _bad_setting(
+            f"`key_scope` is table, but {why}, so a key has one row in the whole table anyway: the setting would have no effect.",
+            'set `key_scope = "partition"`, or leave it out',
         )
     first = declared.ordering[0]
     if declared.history and (first.ascending or first.nulls_first):
@@ -410,7 +425,7 @@ def _refuse_retype(spec: TableSpec, field: pa.Field, type_: pa.DataType) -> None
 
 def roles(spec: TableSpec) -> dict[str, str]:
     """The setting that names each column; the first one, if several do."""
-    sources = [one.source for one in spec.partition_from if one.source]
+    sources = [source for one in spec.partition_from for source in one.sources]
     named = {"key": spec.key, "order_by": spec.order_by, "partition_by": (*spec.partition_by, *sources)}
     named |= {f"groups.{g.name}": (*(o.column for o in g.ordering), *g.columns) for g in spec.groups}
     by_column = {column: role for role in reversed(named) for column in named[role]}
@@ -501,8 +516,8 @@ def _refuse_operation_slip(column: str, files: pa.Schema, named: Sequence[str]) 
 
 
 def _refuse_groups(schema: pa.Schema, declared: TableSpec) -> None:
-    if declared.partition_from:
-        computed = declared.partition_from[0]
+    computed = next((one for one in declared.partition_from if one not in declared.hash_columns), None)
+    if computed is not None:
         raise _bad_setting(
             f"`partition_by` computes {computed.column!r} from {computed.source!r}, which every record would have to bring. With "
             "`groups`, records of one source do not bring the columns of another.",
@@ -542,40 +557,57 @@ def _bad_setting(what: str, instead: str) -> ConfigurationError:
     return ConfigurationError("bad-setting", what, next=instead)
 
 
-def _add_computed(schema: pa.Schema, computed: PartitionColumn) -> pa.Schema:
-    source = computed.source or ""
-    at = schema.get_field_index(source)
-    t = pa.types
-    takes = f"`partition_by` takes the {computed.function} of the column {source!r}, which"
-    if at < 0:
-        raise ConfigurationError(
-            "missing-column",
-            f"{takes} no readable file has.{_suggestion(source, schema)}",
-            next="correct `partition_by` in lakeupsert.toml, or add files that have that column",
-        )
-    if not (t.is_timestamp(schema.field(at).type) or t.is_date(schema.field(at).type)):
+def _add_computed(schema: pa.Schema, computed: PartitionColumn, declared: TableSpec) -> pa.Schema:
+    """Add a computed partition column. Raises ConfigurationError if it can't be computed, or has the name of another column."""
+    takes = f"`partition_by` has `{computed.expression}`, but the column"
+    for source in computed.sources:
+        if source not in schema.names:
+            raise ConfigurationError(
+                "missing-column",
+                f"{takes} {source!r} is in no readable file.{_suggestion(source, schema)}",
+                next="correct `partition_by` in lakeupsert.toml, or add files that have that column",
+            )
+    if computed.function == "bucket":
+        _refuse_unfit_hash(computed, declared)
+    elif not (is_timestamp(type_ := schema.field(computed.sources[0]).type) or is_date(type_)):
         raise ConfigurationError(
             "unfit-type",
-            f"{takes} is {schema.field(at).type}; expected a date or timestamp.",
-            next=f'name another column, or give this one a type, for example `{toml_key(source)} = "timestamp"`, under '
-            "[tables.….schema]",
+            f"{takes} {computed.source!r} is {type_}; expected a date or timestamp.",
+            next=f'name another column, or give this one a type, for example `{toml_key(computed.sources[0])} = "timestamp"`, '
+            "under [tables.….schema]",
         )
-    text = f"{computed.function}({source})"
-    if text.lower() in map(str.lower, schema.names) and computed.column == f"{source}_{computed.function}":
+    text = computed.expression
+    if text.lower() in map(str.lower, schema.names) and computed.column == computed.default_name:
         raise ConfigurationError(
             "bad-setting",
-            f"`partition_by` has {text!r}. That may be the {computed.function} of the column {source!r} or the column with that "
-            "name; the landing files have both.",
+            f"`partition_by` has {text!r}. That may be an expression or the column with that name; the landing files have both.",
             next=f"for the former write `{text} as NAME`; for the latter rename the column at the source of the landing files",
         )
     if computed.column in schema.names:
         raise ConfigurationError(
             "partition-in-files",
-            f"`partition_by` computes the column {computed.column!r} from {source!r}, but the landing files have a column "
-            "with that name.",
-            next=f"choose another name: `{computed.function}({source}) as NAME`",
+            f"`partition_by` computes the column {computed.column!r} by `{text}`, but the landing files have a column with that "
+            "name.",
+            next=f"choose another name: `{text} as NAME`",
         )
     return schema.append(pa.field(computed.column, computed.type))
+
+
+def _refuse_unfit_hash(computed: PartitionColumn, declared: TableSpec) -> None:
+    """Only what never changes of a key may decide its partition, or the key would move without notice."""
+    for source in computed.hashed:
+        if source not in declared.key:
+            raise _bad_setting(
+                f"`partition_by` has `{computed.expression}`, but {source!r} is not in `key`: a row whose {source!r} changes "
+                "would leave its old version in another partition.",
+                f"name columns of `key` in it: {', '.join(declared.key)}",
+            )
+        if source in declared.partition_by:
+            raise _bad_setting(
+                f"`partition_by` has `{computed.expression}`, but {source!r} is a partition column itself, with one value in "
+                "each partition.",
+                f"remove {source!r} from `{computed.expression}`",
+            )
 
 
 def _refuse_nested(fields: Iterable[pa.Field]) -> None:

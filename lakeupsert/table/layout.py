@@ -1,7 +1,8 @@
 """Where the objects of a table are, and how partitions are named.
 
 A partition's name is its folder, `transaction_date=2020-01-01`, percent-encoded as in Hive and Spark, so that any engine can
-decode the value. The name is the partition's id everywhere: in messages, manifests, options and errors.
+decode the value. The name is the partition's id everywhere: in messages, manifests, options and errors. A table without
+partition columns has one partition, `WHOLE_TABLE`, whose base files lie directly in the table's folder.
 """
 
 import re
@@ -34,6 +35,8 @@ STATEMENT_ROWS = f"{HOME}/statements"
 """The appended rows of updates and deletes, which no landing file has."""
 LONGEST_PARTITION = 200
 """Maximum bytes of a partition's folder name. File systems allow 255, and temporary names need some of them."""
+WHOLE_TABLE = "whole-table"
+"""The name of the only partition of a table without partition columns. Every other name has a `=`."""
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _OURS = re.compile(
@@ -122,7 +125,7 @@ class TableObjects:
 
     @staticmethod
     def new_base(partition: str, start: int) -> str:
-        return f"{partition}/base-{start}-{clock.new_id()}.parquet"
+        return f"{base_prefix(partition)}base-{start}-{clock.new_id()}.parquet"
 
     @staticmethod
     def new_appended(start: int) -> str:
@@ -222,26 +225,36 @@ def folder_name(column: str, text: str) -> str | None:
 
 
 def partition_name(texts: Mapping[str, str]) -> str | None:
-    """The folder of a partition, one level per column, or None if no folder can have one of the values."""
+    """The folder of a partition, one level per column, or None if no folder can have one of the values; without columns
+    `WHOLE_TABLE`."""
     folders = [folder_name(column, text) for column, text in texts.items()]
-    return None if None in folders else "/".join(map(str, folders))
+    return None if None in folders else "/".join(map(str, folders)) or WHOLE_TABLE
+
+
+def base_prefix(partition: str) -> str:
+    """What the names of a partition's base files begin with: its folder, or nothing if the table is one partition."""
+    return "" if partition == WHOLE_TABLE else f"{partition}/"
 
 
 def partition_of(name: str) -> str | None:
     """The partition that a stored file belongs to; None for a file of several partitions."""
+    if not name.startswith(f"{HOME}/"):
+        return name.rpartition("/")[0] or WHOLE_TABLE
     folder, _, _ = name.removeprefix(f"{DATA}/").removeprefix(f"{HOME}/units/").rpartition("/")
-    return folder if "=" in folder else None
+    return folder if "=" in folder or folder == WHOLE_TABLE else None
 
 
 def partition_texts(partition: str) -> dict[str, str]:
     """The texts of a partition's values, by column, decoded from its name."""
+    if partition == WHOLE_TABLE:
+        return {}
     parts = (folder.partition("=") for folder in partition.split("/"))
     return {unquote(column): unquote(text) for column, _, text in parts}
 
 
 def partition_text(partition: str) -> str:
-    """The values of `partition_texts` without the columns, for people who know these."""
-    return "/".join(partition_texts(partition).values())
+    """The values of `partition_texts` without the columns, for people who know these; the name if there are none."""
+    return "/".join(partition_texts(partition).values()) or partition
 
 
 def rebuild_command(partition: str) -> str:
@@ -256,18 +269,21 @@ def partition_scalars(spec: TableSpec, partition: str) -> dict[str, pa.Scalar]:
     """
     texts = partition_texts(partition)
     try:
+        if not spec.partition_by and texts:
+            raise ValueError(partition)
         return {column: _scalar(spec, column, texts[column]) for column in spec.partition_by}
     except (KeyError, ValueError) as e:
-        columns = ", ".join(spec.partition_by)
+        columns = ", ".join(spec.partition_by) or "no column"
         raise metadata.damaged(
             f"An object that names the partition {partition!r}", f"one of a table partitioned by {columns}", repr(e)
         ) from e
 
 
-def ranged_column(spec: TableSpec) -> str:
-    """The partition column that ``--from`` and ``--to`` refer to: the first date column, or else the first column."""
+def ranged_column(spec: TableSpec) -> str | None:
+    """The partition column that ``--from`` and ``--to`` refer to: the first date column, or else the first column. None if the
+    table has no partition columns."""
     dates = (column for column in spec.partition_by if pa.types.is_date(spec.schema.field(column).type))
-    return next(dates, spec.partition_by[0])
+    return next(dates, next(iter(spec.partition_by), None))
 
 
 def _scalar(spec: TableSpec, column: str, text: str) -> pa.Scalar:
@@ -281,7 +297,15 @@ def _scalar(spec: TableSpec, column: str, text: str) -> pa.Scalar:
 
 def parse_partition(spec: TableSpec, text: str) -> str:
     """The partition that a user means by ``2020-01-01`` or ``transaction_date=2020-01-01``, or with several columns by
-    ``7/2020-01-01`` or ``store=7/day=2020-01-01``."""
+    ``7/2020-01-01`` or ``store=7/day=2020-01-01``. Without partition columns there is one, `WHOLE_TABLE`."""
+    if not spec.partition_by:
+        if text == WHOLE_TABLE:
+            return text
+        raise ConfigurationError(
+            "not-a-partition",
+            f"The table has no partition columns, so it has one partition, {WHOLE_TABLE}, and not {text!r}.",
+            next=f"give {WHOLE_TABLE}, or leave the option out",
+        )
     folders = text.split("/") if len(spec.partition_by) > 1 else [text]
     if len(folders) == len(spec.partition_by):
         names = [_parse_folder(spec, *pair) for pair in zip(spec.partition_by, folders, strict=True)]

@@ -39,7 +39,19 @@ HIDDEN_IDS = 2_000_000_000
 """Field ids from here on are those of columns that readers don't see. Those of the table's columns count from 1."""
 STATEMENTS = "statements"
 """The feature of tables that an `update` or `delete` has changed."""
-FEATURES = frozenset({"columns", "history", "renames", "key_scope", "file_names", "retypes", STATEMENTS})
+FEATURES = frozenset(
+    {
+        "columns",
+        "history",
+        "renames",
+        "key_scope",
+        "file_names",
+        "retypes",
+        STATEMENTS,
+        "no_partition_columns",
+        "hash_partitions",
+    }
+)
 """Format features that a spec may require its readers and writers to know."""
 
 
@@ -101,26 +113,56 @@ class ColumnGroup(msgspec.Struct, frozen=True, kw_only=True):
 # A source's name may contain balanced parentheses, the new column's name none. Otherwise two expressions in one text, for example
 # `date(at), month(at)` or `date(at) as day, month(at)`, would match.
 _EXPRESSION = re.compile(r"(?is)(year|month|date|hour)\(((?:[^()]|\([^()]*\))+)\)(?:\s+as\s+([^(),]+))?")
+_QUOTED = r"\s*(?:`[^`]+`|[^`(),\s](?:[^`(),]*[^`(),\s])?)\s*"
+_BUCKET = re.compile(rf"(?is)bucket\(\s*(\d+)\s*((?:,{_QUOTED})+)\)(?:\s+as\s+([^(),]+))?")
+MOST_BUCKETS = 65_536
+"""The greatest N of `bucket(N, …)`: so many partitions of 256 MiB hold 16 TiB. More would only cost requests."""
 
 
 class PartitionColumn(msgspec.Struct, frozen=True):
-    """A partition column: a column of the rows, or the result of a ``function`` of their column ``source``.
+    """A partition column: a column of the rows, or the result of a ``function`` of others.
 
-    ``year`` gives an integer, ``date`` a date, ``month`` and ``hour`` text like 2020-01 and 2020-01-31-23; all in UTC.
+    ``year`` of the column ``source`` gives an integer, ``date`` a date, ``month`` and ``hour`` text like 2020-01 and
+    2020-01-31-23; all in UTC. ``bucket`` is the hash of the columns ``hashed`` (`rows.buckets`) modulo ``count``.
     """
 
     column: str
     function: str | None = None
     source: str | None = None
+    hashed: tuple[str, ...] = ()
+    count: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> "PartitionColumn":
-        """Parse a column's name, or `date(created_at) as day`. Without `as`, the column is called `created_at_date`."""
+        """Parse a column's name, `date(created_at) as day`, or `bucket(64, order_id) as part`.
+
+        Without `as`, the column is called `created_at_date` or `order_id_bucket`. Raises ConfigurationError if a number of
+        buckets is not supported, or if they are of a column twice.
+        """
+        if match := _BUCKET.fullmatch(text.strip()):
+            return cls._bucket(text, int(match[1]), re.findall(_QUOTED, match[2]), match[3])
         match = _EXPRESSION.fullmatch(text.strip())
         if match is None or not match[2].strip():
             return cls(text)
         function, source, name = match[1].lower(), match[2].strip(), match[3]
         return cls(name.strip() if name else f"{source}_{function}", function, source)
+
+    @classmethod
+    def _bucket(cls, text: str, count: int, columns: Iterable[str], name: str | None) -> "PartitionColumn":
+        hashed = tuple(column.strip().strip("`") for column in columns)
+        if not 1 <= count <= MOST_BUCKETS:
+            raise ConfigurationError(
+                "bad-setting",
+                f"`partition_by` has `{text}`: {count:,} buckets, expected 1 to {MOST_BUCKETS:,}. Nothing was changed.",
+                next="correct the number; `lakeupsert plan` proposes one from the table's bytes",
+            )
+        if len(set(hashed)) < len(hashed):
+            raise ConfigurationError(
+                "bad-setting",
+                f"`partition_by` has `{text}`, which names a column twice. Nothing was changed.",
+                next="name each column once",
+            )
+        return cls(name.strip() if name else f"{hashed[0]}_bucket", "bucket", None, hashed, count)
 
     @classmethod
     def parse_all(cls, texts: Iterable[str]) -> "list[PartitionColumn]":
@@ -138,12 +180,33 @@ class PartitionColumn(msgspec.Struct, frozen=True):
         return list(columns.values())
 
     def __str__(self) -> str:
-        return f"{self.function}({self.source}) as {self.column}" if self.function else self.column
+        return f"{self.expression} as {self.column}" if self.function else self.column
+
+    @property
+    def expression(self) -> str:
+        """The function with its columns, without the name of its result."""
+        if self.function != "bucket":
+            return f"{self.function}({self.source})"
+        return f"bucket({', '.join([str(self.count), *map(_quoted, self.hashed)])})"
+
+    @property
+    def default_name(self) -> str:
+        """The name of the column if none is given."""
+        return f"{self.sources[0]}_{self.function}" if self.function else self.column
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The columns of the rows that decide the value."""
+        return self.hashed or (self.source or self.column,)
 
     @property
     def type(self) -> pa.DataType:
         """The type of the function's result."""
-        return {"year": pa.int32(), "date": pa.date32()}.get(self.function or "", pa.string())
+        return {"year": pa.int32(), "date": pa.date32(), "bucket": pa.int32()}.get(self.function or "", pa.string())
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(_QUOTED, name) and name == name.strip() else f"`{name}`"
 
 
 class FieldText(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,6 +312,16 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def schema(self) -> pa.Schema:
         """The table as readers see it: all columns in spec order, including the partition columns."""
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.arrow_schema)))
+
+    @cached_property
+    def hash_columns(self) -> tuple[PartitionColumn, ...]:
+        """The partition columns that are hashes of key columns."""
+        return tuple(one for one in self.partition_from if one.function == "bucket")
+
+    @cached_property
+    def key_decides_partition(self) -> bool:
+        """Whether a row's key says in which partition it is, as in a table of one partition."""
+        return {*self.partition_by} <= {*self.key, *(one.column for one in self.hash_columns)}
 
     @cached_property
     def stored_schema(self) -> pa.Schema:

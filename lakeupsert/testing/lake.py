@@ -28,6 +28,7 @@ from lakeupsert.queue import WorkQueue
 from lakeupsert.read.view import View
 from lakeupsert.storage import ObjectStore, open_store
 from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.spec import PartitionColumn
 from lakeupsert.table.types import named_type
 from lakeupsert.testing.faults import Fault, FaultyQueue, FaultyStore, Killed, Points
 from lakeupsert.testing.model import Change, Row, Rules, counts_at, expected
@@ -60,13 +61,13 @@ class FaultyTable(OpenTable):
 
 
 class Lake:
-    """One table `t` below ``root``: key (k, l), partition column d, ordering column ts, operation column op.
+    """One table `t` below ``root``: key (k, l), ordering column ts, operation column op; by default partitioned by d.
 
     Its zones are folders below ``root``. ``settings`` replace or extend the usual ones; a zone in another store needs a queue.
     ``points`` sees every call of the stores and of the queue.
     """
 
-    rules = Rules(key=("k", "l"), order_by=("ts",), partition="d", delete_column="op", delete_values=("D",))
+    rules = Rules(key=("k", "l"), order_by=("ts",), partition=("d",), delete_column="op", delete_values=("D",))
 
     def __init__(self, root: Path, **settings: Any) -> None:
         self.root = root
@@ -81,7 +82,13 @@ class Lake:
         }
         zones = {"landing": str(root / "landing"), "processed": str(root / "processed")}
         self.settings = TableSettings(**{**zones, **defaults, **settings})
-        self.rules = replace(type(self).rules, in_table=self.settings.key_scope == "table")
+        partitions = [PartitionColumn.parse(text) for text in self.settings.partition_by]
+        self.rules = replace(
+            type(self).rules,
+            partition=tuple(one.column for one in partitions),
+            hashed={one.column: (one.hashed, one.count) for one in partitions if one.count is not None},
+            in_table=self.settings.key_scope == "table",
+        )
         self.landed: dict[str, list[Row]] = {}
         self.refused: dict[str, list[Row]] = {}
         self.adopted: dict[str, list[Row]] = {}
@@ -164,13 +171,16 @@ class Lake:
 
     def lay(self, name: str, rows: Sequence[Row]) -> None:
         """Write plain Parquet for `Table.adopt`: a file of that name in each partition's folder, without the operation column."""
-        columns = {c: named_type(type_, c) for c, type_ in self.settings.schema.items() if c not in ("d", "op")}
-        for day in {row["d"] for row in rows}:
-            target = self.root / "processed" / f"d={day}" / name
+        left_out = (*self.settings.partition_by, "op")
+        columns = {c: named_type(type_, c) for c, type_ in self.settings.schema.items() if c not in left_out}
+        folders = {"": list(rows)} if not self.settings.partition_by else {}
+        for day in {row["d"] for row in rows} if not folders else ():
+            folders[f"d={day}/"] = [row for row in rows if row["d"] == day]
+        for folder, of_folder in folders.items():
+            target = self.root / "processed" / f"{folder}{name}"
             target.parent.mkdir(parents=True, exist_ok=True)
-            day_rows = [row for row in rows if row["d"] == day]
-            pq.write_table(pa.Table.from_pylist(day_rows, pa.schema(list(columns.items()))), target)
-            self.adopted[f"d={day}/{name}"] = day_rows
+            pq.write_table(pa.Table.from_pylist(of_folder, pa.schema(list(columns.items()))), target)
+            self.adopted[f"{folder}{name}"] = of_folder
 
     def entries(self) -> list[tuple[int, LedgerEntry]]:
         """Number and body of every ledger entry."""

@@ -1,7 +1,7 @@
 """A lake as a dict: the expected rows after the ledger's batches, computed without any code of the product."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import total_ordering
 from typing import Any
 
@@ -16,19 +16,26 @@ Change = Callable[[Row], Row | None]
 class Rules:
     """Which columns decide, and which rows are deletes.
 
-    In ``ascending`` ordering columns the smallest value wins, in ``nulls_first`` ones null wins. ``content``: the columns that
-    decide between equal ordering values, instead of arrival. With ``in_table`` a key has one row in the whole table.
+    ``partition`` names the partition columns. Those that are ``hashed`` are not in the rows that land: each is the hash of some
+    columns modulo a number. In ``ascending`` ordering columns the smallest value wins, in ``nulls_first`` ones null wins.
+    ``content``: the columns that decide between equal ordering values, instead of arrival. With ``in_table`` a key has one row
+    in the whole table.
     """
 
     key: tuple[str, ...]
     order_by: tuple[str, ...]
-    partition: str
+    partition: tuple[str, ...]
     delete_column: str | None = None
     delete_values: tuple[str, ...] = ()
     ascending: tuple[str, ...] = ()
     nulls_first: tuple[str, ...] = ()
     content: tuple[str, ...] | None = None
     in_table: bool = False
+    hashed: Mapping[str, tuple[Sequence[str], int]] = field(default_factory=dict)
+
+    def complete(self, row: Row) -> dict[str, Any]:
+        """A row that landed with its hashed columns, as readers see it."""
+        return {**row, **{name: hash_of([row[c] for c in of]) % n for name, (of, n) in self.hashed.items()}}
 
     def deletes(self, row: Row) -> bool:
         return str(row.get(self.delete_column or "")) in self.delete_values
@@ -84,8 +91,9 @@ def expected(
     best: dict[tuple[Any, ...], tuple[tuple[Any, ...], Row, bool]] = {}
     quarantined: dict[str, Sequence[Row]] = {}
 
-    def add(row: Row, batch: int, file: int, place: int, *, is_shown: bool = True) -> None:
-        key = (*(() if rules.in_table else (row[rules.partition],)), *(row[c] for c in rules.key))
+    def add(landed_row: Row, batch: int, file: int, place: int, *, is_shown: bool = True) -> None:
+        row = rules.complete(landed_row)
+        key = (*(() if rules.in_table else (row[c] for c in rules.partition)), *(row[c] for c in rules.key))
         ranked = rank(row, rules, batch, file, place)
         if key not in best or best[key][0] < ranked:
             best[key] = ranked, row, is_shown
@@ -123,12 +131,25 @@ def expected(
                 add(row, number, file, place)
     live = [row for _, row, is_shown in best.values() if is_shown and not rules.deletes(row)]
     live.sort(key=lambda row: [row[c] for c in rules.key])
-    shown = sorted((*live, *unchanged), key=lambda row: row[rules.partition])
+    shown = sorted((*live, *unchanged), key=lambda row: [row[c] for c in rules.partition])
     return [{c: v for c, v in row.items() if c != rules.delete_column} for row in shown]
 
 
 def _partition(row: Row, rules: Rules) -> str:
-    return f"{rules.partition}={row[rules.partition]}"
+    return "/".join(f"{name}={row[name]}" for name in rules.partition) or "whole-table"
+
+
+def hash_of(values: Sequence[str | int]) -> int:
+    """The key hash of docs/FORMAT.md, of text and integers, by the reference XXH64."""
+    import xxhash  # few tests need it
+
+    def canonical(value: str | int) -> bytes:
+        if isinstance(value, int):
+            return value.to_bytes(8, "little", signed=True)
+        data = value.encode()
+        return len(data).to_bytes(8, "little") + data + bytes(-len(data) % 8)
+
+    return int(xxhash.xxh64_intdigest(b"".join(map(canonical, values))))
 
 
 def counts_at(entries: Mapping[int, LedgerEntry], number: int) -> list[int]:

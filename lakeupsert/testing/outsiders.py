@@ -259,7 +259,7 @@ class CatalogOutsider(Outsider):
         return str(getattr(lake.settings, self.name).table)
 
     def partitions(self, table: str) -> dict[Values, str] | None:
-        """The location of each partition; None if there is no table."""
+        """The location of each partition, or of the table if it has no partition columns; None if there is no table."""
         raise NotImplementedError
 
     def columns(self, table: str) -> Columns:
@@ -316,6 +316,9 @@ class GlueOutsider(CatalogOutsider):
     def partitions(self, table: str) -> dict[Values, str] | None:
         pages = self._client.get_paginator("get_partitions").paginate(DatabaseName="lake", TableName=table)
         with suppress(self._client.exceptions.EntityNotFoundException):
+            whole = self._client.get_table(DatabaseName="lake", Name=table)["Table"]
+            if not whole["PartitionKeys"]:
+                return {(): whole["StorageDescriptor"]["Location"]}
             return {
                 tuple(p["Values"]): p["StorageDescriptor"]["Location"] for page in pages for p in page["Partitions"]
             }
@@ -378,6 +381,9 @@ class HiveOutsider(CatalogOutsider):
     def partitions(self, table: str) -> dict[Values, str] | None:
         with self._client() as client:
             try:
+                whole = client.get_table("default", table)
+                if not whole.partitionKeys:
+                    return {(): whole.sd.location}
                 return {tuple(p.values): p.sd.location for p in client.get_partitions("default", table, -1)}
             except ttypes.NoSuchObjectException:
                 return None
@@ -431,12 +437,12 @@ class HiveOutsider(CatalogOutsider):
 
 
 def rows_in(lake: Lake, partitions: Mapping[Values, str], names: Mapping[str, str] = {}) -> dict[str, Rows]:
-    """The rows that each partition's manifest leads to, by day. ``names``: those in files, where they differ."""
+    """The rows that each partition's manifest leads to, by its values. ``names``: those in files, where they differ."""
     store = open_store(lake.settings.processed)
     root = store.uri().rstrip("/") + "/"
     order = [names.get(name, name) for name in lake.table.to_arrow().schema.names]
     found: dict[str, Rows] = {}
-    for (day,), kept in partitions.items():
+    for values, kept in partitions.items():
         location = kept.replace("file:/", "file:///") if kept.startswith("file:/") else kept
         assert location.startswith(root)
         files = store.get(f"{location.removeprefix(root)}/manifest").decode().splitlines()
@@ -445,9 +451,13 @@ def rows_in(lake: Lake, partitions: Mapping[Values, str], names: Mapping[str, st
         for file in files:
             with store.open(file.removeprefix(root)) as source:
                 some += pq.read_table(source).to_pylist()
-        assert some, f"{day} is shown without a row"
-        some = [{**one, "d": date.fromisoformat(day)} for one in some]
-        found[day] = sorted(
+        assert some or not values, f"{values} is shown without a row"
+        parsed = {
+            column: date.fromisoformat(text) if column == "d" else int(text)
+            for column, text in zip(lake.rules.partition, values, strict=True)
+        }
+        some = [{**one, **parsed} for one in some]
+        found["/".join(values)] = sorted(
             ({name: one.get(name) for name in order} for one in some), key=lambda one: (one["k"], one["l"])
         )
     return found

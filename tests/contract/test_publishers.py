@@ -119,6 +119,38 @@ def test_every_snapshot_is_shown(stage: Stage, other: Outsider) -> None:
     lake.check()
 
 
+@pytest.mark.parametrize("partition_by", [(), ("bucket(2, k)",), ("d", "bucket(2, k, l)")], ids=str)
+def test_a_table_without_partition_columns_and_one_by_hash_are_shown(
+    folder: Path, other: Outsider, partition_by: tuple[str, ...]
+) -> None:
+    lake = Lake(folder, **{"strategy": other.strategies[0], **other.settings(folder), "partition_by": partition_by})
+    other.points.disarm()
+    lake.points = other.points
+    lake.reopen()
+    for number in (1, 2):
+        night(lake, number)
+        assert_exact(lake, other)
+    lake.land("gone.jsonl", [row(f"k{i}", day, 9, op="D") for day in (0, 1, 2) for i in range(9)])
+    lake.run()
+    assert lake.rows() == []
+    assert_exact(lake, other)
+    for number in range(3, 30):  # a fault at the first call of a publish, the second, …
+        lake.land(f"{number}.jsonl", [row(f"k{number}", 0, number), row("k0", 1, number)])
+        lake.points.arm(number - 3, Fault.AFTER, ("catalog ", "create _delta_log/"))
+        with suppress(Killed, TryAgainError):
+            lake.run()
+        struck = lake.points.struck
+        lake.points.disarm()
+        lake.reopen()
+        lake.run()
+        assert_exact(lake, other)
+        if struck is None:
+            break
+    lake.table.publish(to=other.name, reset=True)
+    assert_exact(lake, other)
+    lake.check()
+
+
 def test_reset_begins_anew_with_the_newest_snapshot(stage: Stage, other: Outsider) -> None:
     lake = stage.lake()
     lake.table.publish(to=other.name, reset=True)

@@ -45,7 +45,7 @@ const (
 )
 
 var (
-	knownFeatures = []string{"columns", "file_names", "history", "key_scope", "renames", "statements"}
+	knownFeatures = []string{"columns", "file_names", "hash_partitions", "history", "key_scope", "no_partition_columns", "renames", "statements"}
 	versionName   = regexp.MustCompile(`^v[0-9]{20}\.json$`)
 	digestField   = regexp.MustCompile(`,"digest":"([0-9a-f]{64})"}$`)
 	footerDigits  = regexp.MustCompile(`(?s)lakeupsert\.crc..([0-9a-f]{8})`)
@@ -318,8 +318,12 @@ func plain(from arrow.Array, at int) any {
 	return from.GetOneForMarshal(at)
 }
 
-// fixed returns the values of the partition columns, which are in the folder's name.
+// fixed returns the values of the partition columns, which are in the partition's name.
 func (t *table) fixed(folder string) row {
+	if len(t.spec.PartitionBy) == 0 {
+		require(folder == "whole-table", "%s is no partition of a table without partition columns", folder)
+		return row{}
+	}
 	found, levels := row{}, strings.Split(folder, "/")
 	require(len(levels) == len(t.spec.PartitionBy), "%s is no partition of %v", folder, t.spec.PartitionBy)
 	for place, level := range levels {

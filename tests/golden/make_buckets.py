@@ -1,11 +1,12 @@
 """Makes buckets.json: keys of every type and their hashes, from docs/FORMAT.md alone and the reference XXH64.
 
-It shares nothing with lakeupsert, and needs the package xxhash, which lakeupsert does not:
+It shares nothing with lakeupsert, and needs the package xxhash:
 
     python3 -m venv build/golden && build/golden/bin/pip install xxhash
     build/golden/bin/python tests/golden/make_buckets.py > tests/golden/buckets.json
 
-A case has the Arrow types of the key columns, some keys and their hashes. Decimals are unscaled numbers, dates and timestamps
+A case has the Arrow types of the key columns, some keys, their hashes, and of two numbers of partitions by hash the value of
+`bucket(N, …)` for each key. Decimals are unscaled numbers, dates and timestamps
 numbers in their own unit, binary values hexadecimal digits.
 """
 
@@ -54,7 +55,9 @@ def canonical(type_: str, value: Any) -> bytes:
 
 def case(types: list[str], keys: list[list[Any]]) -> dict[str, Any]:
     messages = [b"".join(map(canonical, types, key)) for key in keys]
-    return {"types": types, "keys": keys, "hashes": [xxhash.xxh64_hexdigest(m) for m in messages]}
+    hashes = [xxhash.xxh64_hexdigest(m) for m in messages]
+    partitions = {count: [int(found, 16) % count for found in hashes] for count in (64, 1000)}
+    return {"types": types, "keys": keys, "hashes": hashes, "partitions": partitions}
 
 
 def value(type_: str, rng: random.Random) -> Any:

@@ -53,6 +53,8 @@ CASES = {
     "renames": Case({"strategy": "delta"}, change=lambda lake: lake.table.rename_column("v", "amount")),
     "adopted": Case({"strategy": "auto"}, prepare=adopt),
     "restored": Case({"strategy": "delta"}, change=restore),
+    "whole": Case({"partition_by": (), "strategy": "delta"}),
+    "hashed": Case({"partition_by": ("d", "bucket(3, k)"), "strategy": "delta"}),
     "floors": Case({"tombstone_retention": "0s", "strategy": "rewrite"}),
 }
 

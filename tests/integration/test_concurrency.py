@@ -45,7 +45,7 @@ def processes() -> Iterator[Callable[[Lake, int], list[LakeProcess]]]:
 class StampedLake(Lake):
     """Landing files have no ordering column: each batch's receipt stamp is the order of its rows."""
 
-    rules = Rules(Lake.rules.key, ("record_timestamp",), "d", "op", ("D",))
+    rules = Rules(Lake.rules.key, ("record_timestamp",), ("d",), "op", ("D",))
 
     def __init__(self, root: Path, **settings: Any) -> None:
         schema = {"k": "string", "l": "int", "d": "date", "v": "bigint", "op": "string"}

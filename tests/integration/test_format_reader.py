@@ -114,7 +114,9 @@ def test_a_table_of_an_earlier_release(name: str, make_tables: ModuleType, tmp_p
     assert_read(lake.table)
 
 
-@pytest.mark.parametrize("name", ["adopted", "columns", "floors", "history", "key_scope", "renames", "restored"])
+@pytest.mark.parametrize(
+    "name", ["adopted", "columns", "floors", "hashed", "history", "key_scope", "renames", "restored", "whole"]
+)
 def test_a_table_of_today(name: str, make_tables: ModuleType, folder: Path) -> None:
     case = make_tables.CASES[name]
     lake = Lake(folder, **case.settings)

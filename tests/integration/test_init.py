@@ -451,16 +451,17 @@ def test_rows_that_lie_alone_prove_no_key() -> None:
     )
 
 
-def test_table_without_dates_leaves_the_partition_open() -> None:
+def test_table_without_dates_is_one_partition() -> None:
     rows = [
         {"id": i, "region": "north" if i % 2 else "south", "updated_at": datetime(2020, 2, 1, 3)} for i in range(300)
     ]
     write("zone/a.parquet", rows)
     found = answer("zone")
-    assert found["result"]["proposed"]["partition_by"] is None
+    assert found["result"]["proposed"]["partition_by"] == []
     assert found["result"]["proposed"]["key"] == ["id"]
-    (warning,) = found["warnings"]
-    assert "no column of dates; columns of few values: region" in warning
+    assert not found["warnings"]
+    assert "partition; columns of few values: region" in Path("lakeupsert.toml").read_text()
+    assert len(table_rows()) == 300
 
 
 def test_day_of_a_change_is_no_partition() -> None:

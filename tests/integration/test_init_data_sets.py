@@ -111,7 +111,7 @@ SETS: dict[str, tuple[str, Any, Proposed]] = {
     "countries": (
         "gapminder.csv",
         lambda: packaged("gapminder", "gapminder.csv"),
-        Proposed(1704, ["pop"], None, STAMPED, {}),
+        Proposed(1704, ["pop"], [], STAMPED, {}),
     ),
 }
 

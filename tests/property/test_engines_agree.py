@@ -25,6 +25,7 @@ from lakeupsert.rows.datafiles import read_file
 from lakeupsert.rows.floor import PARTITION, greatest_floor
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
+from lakeupsert.table.layout import WHOLE_TABLE
 from lakeupsert.table.manifest import DataFile, Part, add_digests
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, DeleteRule, TableSpec
 
@@ -88,16 +89,24 @@ TABLES = {
 }
 
 
+PARTITION_BY = {
+    "text key, float order": [],
+    "composite key, two orders": [f"bucket({PARTITIONS}, n, k) as part"],
+}
+"""Of these tables; the others have a column `part`."""
+
+
 def spec_of(key: dict[str, Any], order: dict[str, Any], types: Iterable[Any] = VALUES, **declared: Any) -> TableSpec:
+    declared = {"partition_by": ["part"], **declared}
     payload = [pa.field(f"v{i}", type_) for i, type_ in enumerate(types)]
     columns = [pa.field(n, t) for n, t in {**key, **order}.items()]
-    schema = pa.schema([*columns, pa.field("part", pa.int32()), *payload])
+    part = [pa.field("part", pa.int32())] if declared["partition_by"] == ["part"] else []
+    schema = pa.schema([*columns, *part, *payload])
     return create(
         schema,
         table_id="t",
         key=list(key),
         order_by=list(order),
-        partition_by=["part"],
         delete=DeleteRule(column="op", values=("D",)),
         stamped=False,
         **declared,
@@ -142,11 +151,12 @@ def test_engines_agree_on_generated_tables(
 ) -> None:
     monkeypatch.setattr(arrow, "MOST_PART_BITS", 2)
     rng = random.Random(name)
-    spec = spec_of(*TABLES[name])
+    spec = spec_of(*TABLES[name], partition_by=PARTITION_BY.get(name, ["part"]))
     store = LocalStore(tmp_path)
     first, second, third = (appended(store, spec, rng) for _ in range(3))
     partitions = [f"part={p}" for p in range(PARTITIONS)]
-    begun = [MergeTask(p, (), (), (first.get(p, ()),), 1, 0) for p in partitions]
+    called = {p: p if spec.partition_by else WHOLE_TABLE for p in partitions}
+    begun = [MergeTask(called[p], (), (), (first.get(p, ()),), 1, 0) for p in partitions]
     half = len(begun) // 2
     stored = ArrowEngine().merge(store, spec, 0, begun[:half])
     monkeypatch.setattr(merge_writer, "INLINE_BYTES", 0)  # tombstones of the other half go into files
@@ -154,13 +164,13 @@ def test_engines_agree_on_generated_tables(
     seconds = [(second.get(p, ()),) for p in partitions]
     both = [(second.get(p, ()), third.get(p, ())) for p in partitions]
     rewrites = [
-        MergeTask(p, out.written, out.tombstones, batches, 3, 1)
+        MergeTask(called[p], out.written, out.tombstones, batches, 3, 1)
         for p, out, batches in zip(partitions, stored, both, strict=True)
     ]
     assert len([f for t in rewrites for f in t.tombstones if f.name]) >= 3, "the generator makes too few deletes"
     assert len([f for t in rewrites for f in t.tombstones if f.inline]) >= 3
     unsettled = [
-        MergeTask(p, first.get(p, ()), (), (second.get(p, ()),), 2, 1, settled=False)
+        MergeTask(called[p], first.get(p, ()), (), (second.get(p, ()),), 2, 1, settled=False)
         for p in partitions[: PARTITIONS // 5]
     ]
     merged = agreed(store, spec, [*rewrites, *unsettled])
@@ -180,14 +190,14 @@ def test_engines_agree_on_generated_tables(
 
     # The same by deltas, and where there are two, some of them folded: in the end the same rows live.
     deltas = [
-        MergeTask(p, (), out.tombstones, batches, 2, 1, kept=out.written)
+        MergeTask(called[p], (), out.tombstones, batches, 2, 1, kept=out.written)
         for p, out, batches in zip(partitions, stored, seconds, strict=True)
     ]
     thirds = []
-    for task, out in zip(deltas, agreed(store, spec, deltas), strict=True):
+    for p, task, out in zip(partitions, deltas, agreed(store, spec, deltas), strict=True):
         folded = rng.choice([(), out.written]) if task.kept and out.kept else ()
         kept = (*out.kept, *(f for f in out.written if f not in folded))
-        batch = third.get(task.partition, ())
+        batch = third.get(p, ())
         thirds.append(MergeTask(task.partition, (), out.tombstones, (batch,), 3, 2, deltas=folded, kept=kept))
     assert len([t for t in thirds if t.deltas]) >= 3
     assert len([t for t in thirds if len(t.kept) > 1]) >= 3

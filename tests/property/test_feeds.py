@@ -33,7 +33,7 @@ from lakeupsert.rows.datafiles import read_file
 from lakeupsert.rows.floor import PARTITION, Forgetting, greatest_floor
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
-from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.layout import WHOLE_TABLE, TableObjects
 from lakeupsert.table.manifest import BucketEntry, Changes, DataFile, TombstoneFile
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, ColumnGroup, DeleteRule, Ordering, TableSpec
@@ -90,9 +90,12 @@ def spec_of(
     key_scope: Literal["partition", "table"] = "partition",
     history: bool = False,
 ) -> TableSpec:
-    columns = [pa.field("k", pa.int32()), pa.field("part", pa.int32())]
+    columns = [pa.field("k", pa.int32())]
     columns += [pa.field(name, type_) for name, (type_, _) in {**CONTENT, **ORDERS}.items()]
     order_by = ordering(rng)
+    partition_by = ["part"] if key_scope == "table" else rng.choice([["part"], ["part"], [f"bucket({FEEDS}, k)"], []])
+    if partition_by == ["part"]:
+        columns.append(pa.field("part", pa.int32()))
     if history:
         order_by[0] = order_by[0].split()[0]
     return create(
@@ -100,13 +103,23 @@ def spec_of(
         table_id="t",
         key=["k"],
         order_by=order_by,
-        partition_by=["part"],
+        partition_by=partition_by,
         delete=DeleteRule(column="op", values=("D",)),
         stamped=False,
         ties=ties or rng.choice(["arrival", "content"]),
         key_scope=key_scope,
         history=history,
     )
+
+
+def partitions_of(spec: TableSpec) -> list[str]:
+    """The names of `FEEDS` partitions, or of the only one. A merge does not look whether rows by hash belong there."""
+    return [f"{column}={n}" for column in spec.partition_by for n in range(FEEDS)] or [WHOLE_TABLE]
+
+
+def size_of(spec: TableSpec) -> tuple[int, int]:
+    """Keys and most records of a feed: of many small ones, or of the only one."""
+    return (3, 14) if spec.partition_by else (20, 100)
 
 
 def comparable(value: Any) -> Any:
@@ -289,7 +302,7 @@ def test_any_order_split_and_repetition_make_the_same_table(
 ) -> None:
     rng = random.Random(seed)
     spec = spec_of(rng)
-    feeds = {f"part={n}": feed(spec, rng) for n in range(FEEDS)}
+    feeds = {partition: feed(spec, rng, *size_of(spec)) for partition in partitions_of(spec)}
     wanted = {partition: expected(spec, records) for partition, records in feeds.items()}
     for engine in engines:
         for _ in range(2):
@@ -342,7 +355,8 @@ def histories(spec: TableSpec, piles: dict[str, Pile], store: LocalStore, spark:
         rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(pa.int64()))
     found: dict[str, list[str]] = {p: [] for p in piles}
     for row in rows.to_pylist():
-        found[f"part={row['part']}"].append(ended(row, row["valid_from"], row["valid_to"]))
+        name = "".join(f"{column}={row[column]}" for column in spec.partition_by) or WHOLE_TABLE
+        found[name].append(ended(row, row["valid_from"], row["valid_to"]))
     return {p: sorted(of_it) for p, of_it in found.items()}
 
 
@@ -352,10 +366,10 @@ def test_any_order_split_and_repetition_make_the_same_history(
 ) -> None:
     rng = random.Random(f"history {seed}")
     spec = spec_of(rng, history=True)
-    feeds = {f"part={n}": feed(spec, rng) for n in range(FEEDS)}
+    feeds = {partition: feed(spec, rng, *size_of(spec)) for partition in partitions_of(spec)}
     alive = {partition: expected(spec, records) for partition, records in feeds.items()}
     wanted = {partition: versions_of(spec, records) for partition, records in feeds.items()}
-    assert sum(map(len, wanted.values())) > sum(map(len, alive.values())) + FEEDS
+    assert sum(map(len, wanted.values())) > sum(map(len, alive.values())) + len(feeds)
     for engine in engines:
         for _ in range(2):
             arrived = {partition: batches(records, rng) for partition, records in feeds.items()}
@@ -519,7 +533,7 @@ def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
 ) -> None:
     rng = random.Random(f"forgotten {seed}")
     spec = spec_of(rng, ties="arrival", history=rng.random() < 0.5)
-    feeds = {f"part={n}": [feed(spec, rng, keys=16) for _ in range(4)] for n in range(FEEDS)}
+    feeds = {partition: [feed(spec, rng, keys=16) for _ in range(4)] for partition in partitions_of(spec)}
     ways = {(p, n): rng.choice(["rewrite", "delta"]) for p in feeds for n in range(4)}
     stamps, retention = [100, 110, 120, 130], [rng.choice([0, 0, 10]) for _ in range(4)]
     full = {(p, n): greatest_of(spec, feeds[p][n]) for p in feeds for n in range(4) if rng.random() < 0.2}

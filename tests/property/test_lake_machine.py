@@ -50,6 +50,10 @@ MANY_BUCKETS = "2500B"
 """A file of one row has some 2,000 bytes, so what two merges bring is split."""
 
 
+PARTITIONS = st.sampled_from([("d",), ("d",), (), ("bucket(3, k)",), ("d", "bucket(2, k, l)")])
+"""By date, none, by hash of the key, and by hash below a date."""
+
+
 class LakeMachine(RuleBasedStateMachine):
     """Few keys, two dates, ordering values 0 to 3 and null: ties and late rows are the point."""
 
@@ -76,9 +80,18 @@ class LakeMachine(RuleBasedStateMachine):
         backwards=st.booleans(),
         content=st.booleans(),
         publishers=st.sampled_from([(), ("delta",), ("delta", "iceberg")]),
+        partition_by=PARTITIONS,
     )
     def choose_settings(
-        self, chosen: str, together: int, bucket: str, alone: int, backwards: bool, content: bool, publishers: Any
+        self,
+        chosen: str,
+        together: int,
+        bucket: str,
+        alone: int,
+        backwards: bool,
+        content: bool,
+        publishers: Any,
+        partition_by: tuple[str, ...],
     ) -> None:
         self.patch.setattr(strategy, "TOGETHER", together)
         self.patch.setattr(key_places, "MOST_CHANGED", together - 2)
@@ -86,11 +99,13 @@ class LakeMachine(RuleBasedStateMachine):
         order_by, ties = "ts asc nulls first" if backwards else "ts", "content" if content else "arrival"
         if self.key_scope == "table":
             ties, content = "arrival", False
+            partition_by = partition_by if "d" in partition_by else ("d",)  # without a date no key could move
         self.lake = Lake(
             self.root,
             strategy=chosen,
             bucket=bucket,
             order_by=(order_by,),
+            partition_by=partition_by,
             ties=ties,
             key_scope=self.key_scope,
             publishers=publishers,
@@ -100,7 +115,7 @@ class LakeMachine(RuleBasedStateMachine):
             self.lake.rules,
             ascending=("ts",) if backwards else (),
             nulls_first=("ts",) if backwards else (),
-            content=("v",) if content else None,
+            content=tuple(name for name in ("d", "v") if name not in partition_by) if content else None,
         )
 
     def teardown(self) -> None:

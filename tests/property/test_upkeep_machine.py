@@ -28,7 +28,7 @@ from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.view import View
 from lakeupsert.rows import datafiles, vectors
-from lakeupsert.table.layout import DATA, KEYS
+from lakeupsert.table.layout import DATA, KEYS, partition_of
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.model import counts_at
@@ -158,16 +158,30 @@ class UpkeepMachine(RuleBasedStateMachine):
         together=st.sampled_from([2, 99]),
         bucket=st.sampled_from([MANY_BUCKETS, "256MiB"]),
         publishers=st.sampled_from([(), ("delta",)]),
+        partition_by=st.sampled_from([("d",), ("d",), (), ("bucket(2, k)",), ("d", "bucket(2, k)")]),
     )
     def adopt(
-        self, files: list[list[Any]], strike: Any, call: Any, chosen: str, together: int, bucket: str, publishers: Any
+        self,
+        files: list[list[Any]],
+        strike: Any,
+        call: Any,
+        chosen: str,
+        together: int,
+        bucket: str,
+        publishers: Any,
+        partition_by: tuple[str, ...],
     ) -> None:
         """Some lakes begin as plain Parquet with a key more than once; who adopts it dies, and then two do it at once."""
         self.patch.setattr(strategy, "TOGETHER", together)
         self.patch.setattr(
             key_places, "MOST_CHANGED", together - 2
         )  # the index is written anew by every append, or by none
-        self.lake = Lake(self.root, **self.lake.given, strategy=chosen, bucket=bucket, publishers=publishers)
+        if self.key_scope == "table" and "d" not in partition_by:
+            partition_by = ("d",)
+        if any(text.startswith("bucket") for text in partition_by):
+            files = []  # nobody else's files are in these folders
+        settings = {"strategy": chosen, "bucket": bucket, "publishers": publishers, "partition_by": partition_by}
+        self.lake = Lake(self.root, **self.lake.given, **settings)
         homes: dict[str, date] = {}
         for number, rows in enumerate(files):
             if self.key_scope == "table":  # others are refused
@@ -380,17 +394,21 @@ class UpkeepMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.lake.entries())
     @rule(source=st.sampled_from(["stored", "landing"]), strike=strikes, days=st.sampled_from([(1,), (2,), (1, 2)]))
     def reprocess(self, source: Any, strike: Any, days: tuple[int, ...]) -> None:
-        selected = {f"d=2020-01-{day:02d}" for day in days}
+        dates = {f"d=2020-01-{day:02d}" for day in days}
+
+        def selected(partition: str) -> bool:
+            return "d" not in self.lake.settings.partition_by or partition.partition("/")[0] in dates
+
         again = self.lake.table.reprocess
         try:
-            self.struck(strike, lambda: again(selected.__contains__, source=source, host="local"))
+            self.struck(strike, lambda: again(selected, source=source, host="local"))
         except RefusedError as e:
             if self.key_scope == "table":
                 assert (e.code, source) == ("keys-of-the-table", "landing")
                 return
             assert e.code == "source-gone"
             assert source == "landing"
-            needed = {name for name in self.lake.adopted if name.partition("/")[0] in selected}
+            needed = {name for name in self.lake.adopted if selected(partition_of(name) or "")}
             assert not needed <= self.lake.stored_files(), "all that was adopted is still there"
 
     @rule()

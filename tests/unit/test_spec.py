@@ -48,10 +48,35 @@ def test_ordering_is_parsed_as_sql_has_it(text: str, ordering: Ordering) -> None
         ("upper(name)", PartitionColumn("upper(name)")),
         ("date(at), month(at)", PartitionColumn("date(at), month(at)")),
         ("date(price (EUR) at) as day", PartitionColumn("day", "date", "price (EUR) at")),
+        ("bucket(64, id)", PartitionColumn("id_bucket", "bucket", None, ("id",), 64)),
+        (" BUCKET( 7 ,line no,`a, b` ) As part ", PartitionColumn("part", "bucket", None, ("line no", "a, b"), 7)),
+        ("bucket(id, 64)", PartitionColumn("bucket(id, 64)")),
+        ("bucket(64)", PartitionColumn("bucket(64)")),
+        ("bucket(64, f(id))", PartitionColumn("bucket(64, f(id))")),
     ],
 )
 def test_partition_column_is_parsed(text: str, column: PartitionColumn) -> None:
     assert PartitionColumn.parse(text) == column
+
+
+@pytest.mark.parametrize("text", ["day", "date(at) as day", "bucket(64, id)", "bucket(7, line no, `a, b`) as part"])
+def test_partition_column_is_the_same_when_it_is_parsed_again(text: str) -> None:
+    parsed = PartitionColumn.parse(text)
+    assert PartitionColumn.parse(str(parsed)) == parsed
+
+
+def test_hash_of_the_key_is_a_column_of_the_table() -> None:
+    spec = made(partition_by=["day", "bucket(8, id)"])
+    assert spec.partition_by == ("day", "id_bucket")
+    assert (spec.schema.field("id_bucket").type, spec.requires) == (pa.int32(), ("hash_partitions",))
+    assert "id_bucket" not in spec.stored_schema.names
+    assert not spec.key_decides_partition
+    assert made(partition_by=["bucket(8, id)"]).key_decides_partition
+    assert made(partition_by=[]).key_decides_partition
+    assert made(partition_by=[]).requires == ("no_partition_columns",)
+    with pytest.raises(ConfigurationError) as raised:
+        rename(spec, "id", "other")
+    assert raised.value.code == "column-in-use"
 
 
 def test_made_column_is_one_of_the_table() -> None:
@@ -77,6 +102,12 @@ def test_made_column_is_one_of_the_table() -> None:
             for text in ("upper(id)", "date(at", "date(at), month(at)")
             for named in (repr(text), "year(COLUMN)")
         ),
+        ({"partition_by": ["bucket(8, version)"]}, "bad-setting", "'version' is not in `key`"),
+        ({"partition_by": ["bucket(0, id)"]}, "bad-setting", "1 to 65,536"),
+        ({"partition_by": ["bucket(8, id, id)"]}, "bad-setting", "twice"),
+        ({"partition_by": ["bucket(8, id) as at"]}, "partition-in-files", "'at'"),
+        ({"partition_by": [], "key_scope": "table"}, "bad-setting", "one partition"),
+        ({"partition_by": ["bucket(8, id)"], "key_scope": "table"}, "bad-setting", "bucket(8, id)"),
         ({"order_by": ["version asc", "version"]}, "bad-setting", "version, version"),
         ({"key": ["ID_"]}, "missing-column", "Did you mean 'id'?"),
         ({"order_by": ["nothing asc"]}, "missing-column", "'nothing'"),
