@@ -137,6 +137,19 @@ def later(**time: float) -> clock.Source:
 
 
 @pytest.mark.parametrize("partition_by", KINDS, ids=str)
+def test_statements_find_their_rows(folder: Path, partition_by: tuple[str, ...]) -> None:
+    lake = nights(Lake(folder / "lake", partition_by=partition_by))
+    before = {r["k"]: r["v"] for r in lake.rows()}
+    keys = folder / "keys.csv"
+    keys.write_text("k,l\nk1,0\nk2,0\n")
+    assert sum(lake.table.update({"v": "v * 10"}, where="k IN ('k3', 'k4')", dry=False).rows.values()) == 2
+    assert sum(lake.table.delete(keys=keys, dry=False).rows.values()) == 2
+    expected = {k: v * (10 if k in ("k3", "k4") else 1) for k, v in before.items() if k not in ("k1", "k2")}
+    assert {r["k"]: r["v"] for r in lake.rows()} == expected
+    assert not lake.table.reconcile(deep=True).unbalanced
+
+
+@pytest.mark.parametrize("partition_by", KINDS, ids=str)
 def test_every_reader_and_spark_agree(folder: Path, partition_by: tuple[str, ...], spark: Any) -> None:
     lake = nights(Lake(folder / "lake", partition_by=partition_by, strategy="delta", engine="spark"))
     lake.check()
