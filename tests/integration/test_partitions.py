@@ -561,6 +561,11 @@ def test_readers_open_the_folders_of_a_key(by_key: Lake, monkeypatch: pytest.Mon
     opened.clear()
     assert {one.partition for one in table.explain({"k": "k7", "l": 0}).partitions} == folders()
     assert set(opened) == folders()
+    keys = by_key.root / "keys.csv"
+    keys.write_text("k,l\nk7,0\n")
+    opened.clear()
+    assert sum(table.delete(keys=keys, dry=True).rows.values()) == len(folders())
+    assert set(opened) == folders()
     with pytest.raises(ConfigurationError) as raised:
         table.to_duckdb(duckdb.connect(), where="nothing = 1")
     assert raised.value.code == "unfit-filter"
