@@ -78,7 +78,7 @@ def translate_properties(path: str, landing: str | None, table: str | None) -> T
         Setting("partition_by", (), "chombo's master has no partitions"),
         *key.settings,
         *order.settings,
-        *([Setting("history", True, history.origin)] if history and history.is_true else []),
+        *([Setting("history", history.is_true, history.origin)] if history else []),
         *reading.settings,
         Setting("read.columns", tuple(map(_column, range(feed.width))), feed.origin),
         *(Setting(f"schema.{name}", type_, order.origin) for name, type_ in order.types.items()),
@@ -230,6 +230,8 @@ class _Properties:
                 "there is no seq.fieldOrdinal, which the job on Spark needs to tell the newest record.",
                 change="write it",
             )
+        if found:
+            self._idle[found] = "it is negative, so the order is in file names"
         if numeric:
             self._idle[numeric] = "the order is a number in file names"
         name = "file_sequence"
@@ -263,6 +265,8 @@ class _Properties:
             self._idle[code] = f"it has no effect in chombo without {OPERATION}"
         if prefix and prefix.value:
             return _Part((Setting("delete.file_prefix", prefix.value, prefix.origin),), (prefix,))
+        if prefix and self.is_spark:
+            self._idle[prefix] = "it is empty"
         if not self.is_spark:
             raise self.source.error(
                 "no-delete-rule",
@@ -288,12 +292,17 @@ class _Properties:
             raise self._bad(mutation, "expected upsert or delete")
         if self.is_full_extract():
             raise self._contradicts(mutation, f"chombo then does not look at {self.by_option[SYNC].origin}")
+        self._idle[mutation] = "every run inserts and updates"
 
     def is_full_extract(self) -> bool:
         sync = self.by_option.get(SYNC)
-        if sync and sync.value.strip() not in ("partial", "full"):
+        if sync is None:
+            return False
+        if sync.value.strip() not in ("partial", "full"):
             raise self._bad(sync, "expected partial or full")
-        return sync is not None and sync.value.strip() == "full"
+        is_full = sync.value.strip() == "full"
+        self._idle[sync] = f"each run says so: `lakeupsert run{' --full table' if is_full else ''}`"
+        return is_full
 
     def reading(self) -> _ReadingPart:
         """How the feed's lines become fields: chombo knows no quotes and no header."""
