@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -221,3 +223,42 @@ def test_sell_tables_of_hive_by_their_statements(here: Path, strategy: str, monk
     assert {row["sell_id"]: row["status_id"] for row in found.to_pylist()}[3] is None
     types = {name: str(found.schema.field(name).type) for name in ("sell_id", "batch", "total_amt", "change_ts")}
     assert types == {"sell_id": "int64", "batch": "int32", "total_amt": "double", "change_ts": "string"}
+
+
+def test_that_parquet_of_hive_is_adopted(here: Path) -> None:
+    """A table without versions whose files are Parquet stays where it is: what is in it is the state before the first night."""
+    landing, warehouse = here / "landing/sell", here / "warehouse/sell"
+    stored = warehouse / "store_id=3" / "create_date=2013-06-01"
+    stored.mkdir(parents=True)
+    pq.write_table(
+        pa.table({"sell_id": pa.array([1, 2]), "amount": [10.0, 20.0], "op_code": ["I", "I"]}),
+        stored / "000000_0.parquet",
+    )
+    (here / "sell.sql").write_text(
+        "CREATE TABLE sell (sell_id BIGINT, amount DOUBLE, op_code STRING)\n"
+        "PARTITIONED BY (store_id STRING, create_date STRING)\n"
+        f"STORED AS PARQUET LOCATION '{warehouse}'\n"
+        "TBLPROPERTIES ('primary_key_columns'='sell_id', 'op_code_column'='op_code');\n"
+        "CREATE TABLE stage (sell_id BIGINT, amount DOUBLE, op_code STRING, store_id STRING, create_date STRING)\n"
+        f"ROW FORMAT DELIMITED FIELDS TERMINATED BY '\\t' LOCATION '{landing}';\n"
+    )
+    land(landing, {"batch_1": "1\t10.5\tU\t3\t2013-06-01\n2\t20.0\tD\t3\t2013-06-01\n"})
+    assert "adopt" in command("init", "--from-hive", "sell.sql")["result"]["next"]
+    command("adopt", str(warehouse))
+    command("run", "--host", "local")
+    assert rows("store_id", "sell_id", "amount") == [("3", 1, 10.5)]
+
+
+def test_that_a_shorter_record_goes_to_quarantine(here: Path) -> None:
+    """What `init` warns of: a file of deletes that has the key alone."""
+    (here / "bumu.properties").write_text(BUMU)
+    landing = here / "landing/products"
+    land(landing, {"base_prod.txt": MASTER, "del_prod.txt": "K1Q0MB22TL\n"})
+    result = CliRunner().invoke(main, ["init", "--from-chombo", "bumu.properties", "landing/products", "--json"])
+    assert any("'del_prod.txt'" in text for text in json.loads(result.stdout)["warnings"])
+    (landing / "del_prod.txt").rename(here / "later")
+    command("run", "--host", "local")
+    (here / "later").rename(landing / "del_prod.txt")
+    result = CliRunner().invoke(main, ["run", "--host", "local", "--json"])
+    assert "malformed" in result.stdout
+    assert len(rows("field_0")) == 3

@@ -1,5 +1,5 @@
-"""`lakeupsert init --from-chombo` and `--from-hive`: what each line of the file becomes, what is listed as without counterpart, and
-what is refused, with code and line."""
+"""`lakeupsert init --from-chombo` and `--from-hive`: what each line of the file becomes, what is listed as without counterpart,
+and what is refused, with code and line."""
 
 import json
 import re
@@ -18,7 +18,10 @@ CHOMBO = "rsbm.id.field.ordinals=0\nrsbm.temporal.ordering.field.ordinal=5\nrsbm
 KEYED = (
     "CREATE TABLE sell (id BIGINT, op STRING) PARTITIONED BY (day DATE)\nTBLPROPERTIES ('primary_key_columns'='id');\n"
 )
-STAGE = "CREATE TABLE stage (id BIGINT, op STRING, day DATE)\nROW FORMAT DELIMITED FIELDS TERMINATED BY '|'\nLOCATION '/land/sell';\n"
+STAGE = """CREATE TABLE stage (id BIGINT, op STRING, day DATE)
+ROW FORMAT DELIMITED FIELDS TERMINATED BY '|'
+LOCATION '/land/sell';
+"""
 
 
 @pytest.fixture(autouse=True)
