@@ -1,10 +1,6 @@
 """`lakeupsert init`: propose a configuration from a sample of files. Texts of the answer and of the configuration."""
 
-import os
-import re
 import shlex
-import textwrap
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,15 +10,15 @@ import click
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.output import block, columns, toml_value
 from lakeupsert.cli.program import main
-from lakeupsert.config import FILE_NAME, is_remote, toml_key
+from lakeupsert.cli.settings_file import comments, plain, relative_path
+from lakeupsert.cli.translation import translation_file, translation_result, translation_text
+from lakeupsert.config import FILE_NAME, is_remote, parse, toml_key
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.report.numbers import count
 
 if TYPE_CHECKING:
     from lakeupsert.operations.propose import Proposal
 
-WIDTH = 118
-"""Line width of comments in the configuration."""
 _LABELS = {"landing_dates": "folders", "decimal_separator": "decimals"}
 """Shorter names of settings, for people."""
 SHOWN = 40
@@ -30,30 +26,85 @@ SHOWN = 40
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", required=False)
+@click.option("--from-chombo", "chombo", metavar="FILE", help="Take the settings from chombo's properties FILE.")
+@click.option(
+    "--from-hive", "hive", metavar="FILE", help="Take the settings from Hive's CREATE TABLE statements in FILE."
+)
 @click.option("--dry-run", is_flag=True, help="Print the file instead of writing it.")
 @common
 @click.pass_obj
-def init(call: Call, path: str, dry_run: bool) -> Answer:
+def init(call: Call, path: str | None, chombo: str | None, hive: str | None, dry_run: bool) -> Answer:
     """Write a configuration for the files below PATH.
 
     PATH is a landing zone, or a Hive-partitioned Parquet folder that will become a table. Reads a sample of the files; comments
     in the configuration give the evidence for each setting. Never overwrites a file.
 
+    With --from-chombo or --from-hive, the settings come from the file of that system. Everything in it that has no counterpart
+    is listed. PATH is then the landing zone, and needed if the file does not name one.
+
     \b
     Example:
       lakeupsert init landing/sales
+      lakeupsert init --from-chombo bumu.properties landing/products
     """
     target = Path(call.config_path or FILE_NAME).expanduser().absolute()
-    folder = Path(path).expanduser().resolve()
     if target.exists() and not dry_run:
         raise _exists(target)
-    if not is_remote(path) and folder in target.resolve().parents:
+    if path is not None:
+        _refuse_inside(path, target)
+    if chombo is not None or hive is not None:
+        return _translate(call, target, path, chombo, hive, dry_run=dry_run)
+    if path is None:
+        raise click.UsageError("Missing argument 'PATH'.")
+    return _propose(call, target, path, dry_run=dry_run)
+
+
+def _refuse_inside(landing: str, target: Path) -> None:
+    """Raise ConfigurationError if the configuration would be one of the landing files."""
+    folder = Path(landing).expanduser().resolve()
+    if not is_remote(landing) and folder in target.resolve().parents:
         raise ConfigurationError(
             "configuration-in-landing",
             f"The configuration {target} would be written into {folder}, among the data.",
             next="run this in another folder, or give a file elsewhere with --config",
         )
+
+
+def _translate(
+    call: Call, target: Path, path: str | None, chombo: str | None, hive: str | None, *, dry_run: bool
+) -> Answer:
+    """The answer of `init` with the file of another system."""
+    if chombo is not None and hive is not None:
+        raise click.UsageError("Give either --from-chombo or --from-hive.")
+    with call.progress("init") as progress:
+        if chombo is not None:
+            from lakeupsert.operations.from_chombo import translate_properties  # imports Arrow
+
+            progress(f"reading {chombo}")
+            found = translate_properties(chombo, path, call.table)
+            command = f"lakeupsert init --from-chombo {shlex.quote(chombo)}"
+        else:
+            from lakeupsert.operations.from_hive import translate_ddl  # imports Arrow
+
+            progress(f"reading {hive}")
+            found = translate_ddl(hive or "", path, call.table)
+            command = f"lakeupsert init --from-hive {shlex.quote(hive or '')}"
+    landing = found.text("landing")
+    _refuse_inside(landing, target)
+    text = translation_file(found, command, target.parent)
+    if not is_remote(found.text("processed")):
+        parse(str(target), text.encode(), {})
+    call.table = found.table
+    result = {"written": None if dry_run else str(target), **translation_result(found)}
+    if dry_run:
+        return Answer(result, text.rstrip("\n"), found.warnings)
+    _write(target, text)
+    return Answer(result, translation_text(found, target), found.warnings)
+
+
+def _propose(call: Call, target: Path, path: str, *, dry_run: bool) -> Answer:
+    """The answer of `init` for a folder of files."""
     from lakeupsert.operations.propose import propose  # imports Arrow
 
     with call.progress("init") as progress:
@@ -80,6 +131,12 @@ def init(call: Call, path: str, dry_run: bool) -> Answer:
     }
     if dry_run:
         return Answer(result, text.rstrip("\n"), found.warnings)
+    _write(target, text)
+    return Answer(result, _text(found, target, steps), found.warnings)
+
+
+def _write(target: Path, text: str) -> None:
+    """Write the configuration, unless there is one by now."""
     try:
         with target.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -91,7 +148,6 @@ def init(call: Call, path: str, dry_run: bool) -> Answer:
             f"The folder {target.parent} does not exist.",
             next="create it, or give another file with --config",
         ) from e
-    return Answer(result, _text(found, target, steps), found.warnings)
 
 
 def _exists(target: Path) -> ConfigurationError:
@@ -111,11 +167,11 @@ def _text(found: "Proposal", target: Path, steps: str) -> str:
         elif isinstance(value, list):
             value = ", ".join(value)
         empty = "left open" if name in found.open else "none"
-        facts += [(_LABELS.get(name, name), _plain(value or empty))]
-        facts += [("", f"  {_plain(line)}") for line in choice.evidence]
+        facts += [(_LABELS.get(name, name), plain(value or empty))]
+        facts += [("", f"  {plain(line)}") for line in choice.evidence]
     for name, choice in found.read.items():
-        facts.append((_LABELS.get(name, name), _plain(toml_value(choice.value))))
-        facts += [("", f"  {_plain(line)}") for line in choice.evidence]
+        facts.append((_LABELS.get(name, name), plain(toml_value(choice.value))))
+        facts += [("", f"  {plain(line)}") for line in choice.evidence]
     facts += [("written", str(target)), ("next", steps)]
     return "\n".join([*_columns(found), "", block(f"Table {found.table}", facts)])
 
@@ -130,7 +186,7 @@ def _columns(found: "Proposal") -> list[str]:
     for c in found.columns[:SHOWN]:
         low, high = ("" if v is None else str(v) for v in (c.low, c.high))
         rows.append((c.name, c.type[:30], f"{c.nulls / found.rows:.1%}", f"{c.distinct:,}", low, high))
-    lines = columns([[_plain(cell) for cell in row] for row in rows], str.ljust)
+    lines = columns([[plain(cell) for cell in row] for row in rows], str.ljust)
     more = len(found.columns) - SHOWN
     return [*lines, f"and {more} more columns"] if more > 0 else lines
 
@@ -141,19 +197,19 @@ def _file_text(found: "Proposal", path: str, folder: Path) -> str:
     zones = {"landing": found.landing, "processed": found.processed}
     guess = "landing" if found.hive else "processed"
     lines = [
-        *_comments([f"Proposed by `lakeupsert init {path}`, from {_sample(found)}."]),
+        *comments([f"Proposed by `lakeupsert init {path}`, from {_sample(found)}."]),
         "# Check it before the first night. `lakeupsert config --example` shows every setting.",
         "",
         f"[tables.{name}]",
     ]
     for zone, address in zones.items():
         note = "  # a guess: correct it" if zone == guess else ""
-        lines.append(f"{zone} = {toml_value(_relative_path(address, folder))}{note}")
+        lines.append(f"{zone} = {toml_value(relative_path(address, folder))}{note}")
     if is_remote(found.processed):
         lines += ["", "# A remote table needs a queue.", '# queue = ""']
     for setting in ("key", "partition_by", "order_by", "landing_dates"):
         choice = found.settings[setting]
-        lines += ["", *_comments(choice.evidence)]
+        lines += ["", *comments(choice.evidence)]
         if choice.value is not None:
             lines.append(f"{setting} = {toml_value(choice.value)}")
         else:
@@ -161,28 +217,14 @@ def _file_text(found: "Proposal", path: str, folder: Path) -> str:
     if found.read:
         lines += ["", f"[tables.{name}.read]"]
         for setting, choice in found.read.items():
-            lines += [*_comments(choice.evidence), f"{setting} = {toml_value(choice.value)}"]
+            lines += [*comments(choice.evidence), f"{setting} = {toml_value(choice.value)}"]
     if found.schema:
         lines += ["", f"[tables.{name}.schema]"]
         lines += [f"{toml_key(column)} = {toml_value(type_)}" for column, type_ in found.schema.items()]
     delete = found.settings["delete"]
-    lines += ["", *_comments(delete.evidence)]
+    lines += ["", *comments(delete.evidence)]
     if delete.value is not None:
         lines.append(f"[tables.{name}.delete]")
         lines += [f"{key} = {toml_value(value)}" for key, value in delete.value.items()]
     lines += ["", "# The columns of the sample:", *(f"# {line}" for line in _columns(found))]
     return "\n".join(lines) + "\n"
-
-
-def _comments(lines: Sequence[str]) -> list[str]:
-    return [f"# {part}" for line in lines for part in textwrap.wrap(_plain(line), WIDTH, subsequent_indent="  ")]
-
-
-def _plain(text: str) -> str:
-    """Replace control characters: TOML comments must not contain them, and terminals obey them."""
-    return re.sub(r"[\x00-\x1f\x7f]", " ", text)
-
-
-def _relative_path(address: str, folder: Path) -> str:
-    """Relative to the configuration if it is below its folder, so that both can be moved together."""
-    return os.path.relpath(address, folder) if folder in Path(address).parents else address

@@ -75,7 +75,7 @@ def propose(address: str, table: str | None = None) -> Proposal:
     """
     store = open_landing(address)
     root = store.root if isinstance(store, LocalStore) else store.uri()
-    files = _files(store, root)
+    files = landing_files(store, root)
     names = [f.name for f in files]
     folders = _hive_folders(names) if can_commit(address) else None
     read = choose_reading(store, files, with_dates=folders is None)  # a table that exists has its types
@@ -93,14 +93,12 @@ def propose(address: str, table: str | None = None) -> Proposal:
     dated = list(read.settings["dates"].value) if "dates" in read.settings else []
     choices = SettingChoices(rows, hive, names, sum(f.size for f in files), dated)
     settings = choices.settings()
-    beside = _beside(root, "processed", "landing") if hive else _beside(root, "landing", "processed")
-    if not can_commit(address):
-        beside = str(Path("processed").absolute())
+    beside = zone_beside(root, "processed", "landing") if hive else processed_zone(address, root)
     if not hive and next(open_store(beside).list("", limit=1), None) is not None:
         warnings.append(f"{beside}, which is proposed as the processed zone, is not empty: check it")
     warnings += _add_types(store, read, choices)
     proposal = Proposal(
-        table=table or re.sub(r"[^A-Za-z0-9_-]", "_", Path(root).name) or "table",
+        table=table or table_name_of(root),
         hive=hive is not None,
         landing=beside if hive else root,
         processed=root if hive else beside,
@@ -135,7 +133,8 @@ def _add_types(store: ObjectReader, read: SampleReading, choices: SettingChoices
 # -- the folder
 
 
-def _files(store: ObjectReader, root: str) -> list[ObjectInfo]:
+def landing_files(store: ObjectReader, root: str) -> list[ObjectInfo]:
+    """The files of a landing zone. Raises ConfigurationError if it has none, is no folder, or is a table already."""
     if isinstance(store, LocalStore) and not Path(root).is_dir():
         raise ConfigurationError("no-landing", f"{root} {no_folder(Path(root))}.", next="name the folder of your files")
     if next(iter(store.list(f"{HOME}/", limit=1)), None) is not None:
@@ -173,7 +172,17 @@ def _hive_column(column: str, rows: Sample) -> str | None:
     return None if column in rows.values or (arrival and dates) else column
 
 
-def _beside(root: str, word: str, other: str) -> str:
+def table_name_of(root: str) -> str:
+    """The table's name by the name of its folder."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", Path(root).name) or "table"
+
+
+def processed_zone(landing: str, root: str) -> str:
+    """Where a table may be whose landing zone is at the address ``landing``, with the root ``root``."""
+    return zone_beside(root, "landing", "processed") if can_commit(landing) else str(Path("processed").absolute())
+
+
+def zone_beside(root: str, word: str, other: str) -> str:
     """A place for the other zone: `/lake/processed/sales` for `/lake/landing/sales`, otherwise beside it under another name."""
     scheme, mark, rest = root.rpartition("://")
     path = PurePosixPath(rest)

@@ -32,7 +32,7 @@ PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.m
 BLOCK = re.compile(r"(?ms)^(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<kind>\w*)(?: (?P<name>[^\n]*))?\n(?P<text>.*?)^```$")
 NOT_RUN, READERS = "not run: ", "run by make test-readers"
 BEFORE, EXISTING = "run before the first night", "run over an existing lake"
-STORIES = ("docs/CHANGING_ROWS.md", "docs/TUTORIAL.md")
+STORIES = ("docs/CHANGING_ROWS.md", "docs/MOVING.md", "docs/TUTORIAL.md")
 ELSEWHERE = {
     "test_semantics.py": ("docs/SEMANTICS.md", "docs/PEERS.md"),
     "test_engine_pages.py": tuple(f"docs/engines/{path.name}" for path in (ROOT / "docs/engines").glob("*.md")),

@@ -1,0 +1,109 @@
+"""A table's settings from the file of another system: what `from_chombo` and `from_hive` return."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.storage import open_store
+
+Value = str | bool | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of ``[tables.NAME]``, by its dotted name (``read.delimiter``), and what in the file it comes from."""
+
+    name: str
+    value: Value
+    origin: str
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """What the file says and no setting of lakeupsert does, and why.
+
+    Attributes:
+        line: of the file, counted from 1.
+    """
+
+    name: str
+    value: str
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The settings of one table, in the order in which people read them.
+
+    Attributes:
+        next: what to do once the configuration is written.
+    """
+
+    table: str
+    settings: tuple[Setting, ...]
+    leftovers: tuple[Leftover, ...]
+    warnings: tuple[str, ...]
+    next: str
+
+    def text(self, name: str) -> str:
+        """The value of a setting that is text and that every translation has: ``landing``, ``processed``."""
+        return next(s.value for s in self.settings if s.name == name and isinstance(s.value, str))
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """The other system's file, which errors name with a line. ``option`` is the option of `init` that names it."""
+
+    path: str
+    option: str
+
+    def read(self) -> bytes:
+        """Raises ConfigurationError if the file can't be read."""
+        try:
+            return Path(self.path).expanduser().read_bytes()
+        except OSError as e:
+            reason = e.strerror or str(e)
+            raise ConfigurationError(
+                "unreadable-source",
+                f"{self.path} can't be read: {reason}. Nothing was written.",
+                next=f"name a readable file with {self.option}",
+            ) from e
+
+    @property
+    def command_with_path(self) -> str:
+        """The command that names the landing zone."""
+        return f"`lakeupsert init {self.option} {shlex.quote(self.path)} PATH`"
+
+    def error(
+        self, code: str, line: int | None, message: str, *, change: str = "correct that", next: str | None = None
+    ) -> ConfigurationError:
+        """An error about one line of the file, or about the whole file.
+
+        ``next`` is the next command; by default, ``change`` the file and try again.
+        """
+        where = f"{self.path}, line {line}" if line else self.path
+        again = f"{change} in a copy of the file, then run `lakeupsert init` with the copy as {self.option}"
+        return ConfigurationError(code, f"{where}: {message} Nothing was written.", next=next or again)
+
+    def refuse_unknown_store(self, address: str, line: int) -> None:
+        """Raise ConfigurationError if lakeupsert can't read this address of the file, for example one of HDFS."""
+        if not is_supported(address):
+            raise self.error(
+                "unknown-store",
+                line,
+                f"lakeupsert reads no {address.partition(':')[0]}:// addresses, and the landing zone is {address}.",
+                next=f"copy its files to a folder or bucket and name that: {self.command_with_path}",
+            )
+
+
+def is_supported(address: str) -> bool:
+    """Whether this version reads and writes such addresses."""
+    try:
+        open_store(address)
+    except ConfigurationError as e:
+        if e.code == "unknown-store":
+            return False
+        raise
+    return True
