@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.operations.hive_ddl import HiveTable, Text, read_tables
-from lakeupsert.operations.propose import zone_beside
-from lakeupsert.operations.translation import Leftover, Setting, SourceFile, Translation, is_supported
-from lakeupsert.storage import LocalStore, open_store
+from lakeupsert.operations.propose import processed_zone
+from lakeupsert.operations.translation import Leftover, Setting, SourceFile, Translation
+from lakeupsert.storage import can_commit
 
 OPTION = "--from-hive"
 KEY, OPERATION, VERSION = "primary_key_columns", "op_code_column", "version_id_column"
@@ -66,7 +66,7 @@ class _Move:
         self.key, self.key_origin = _key(source, self.main)
         self.columns = [name for name in self.landed.all_columns if self.staging or name != self.version]
         self._check_columns()
-        self.landing, self.landing_origin = self._landing(landing)
+        self.landing_address, self.landing, self.landing_origin = self._landing(landing)
 
     def _property(self, name: str) -> Text | None:
         return self.main.properties.get(name)
@@ -117,14 +117,14 @@ class _Move:
         if found:
             yield Setting("processed", found.value, f"LOCATION of {self.main.name} (line {found.line})")
         else:
-            yield Setting("processed", zone_beside(self.landing, "landing", "processed"), "a new folder")
+            yield Setting("processed", processed_zone(self.landing_address, self.landing), "a new folder")
 
     @property
     def adopted_location(self) -> Text | None:
         """Where the table's files are, if lakeupsert can adopt them."""
         found = self.main.location
         fits = self.main.kind == "parquet" and self.version is None and self.staging is not None
-        return found if found and fits and is_supported(found.value) else None
+        return found if found and fits and can_commit(found.value) else None
 
     def keys(self) -> Iterator[Setting]:
         yield Setting("key", self.key, self.key_origin)
@@ -205,22 +205,20 @@ class _Move:
         if name in self.main.columns:
             yield Setting("delete.keep", True, f"{self.main.name} has the column")
 
-    def _landing(self, given: str | None) -> tuple[str, str]:
+    def _landing(self, given: str | None) -> tuple[str, str, str]:
+        """Address, root and origin of the landing zone."""
         found = self.staging.location if self.staging else None
         if given is not None:
-            address, origin = given, _GIVEN
-        elif found is not None:
-            self.source.refuse_unknown_store(found.value, found.line)
-            address, origin = found.value, f"LOCATION of {self.landed.name} (line {found.line})"
-        else:
+            return given, self.source.open_landing(given, None)[1], _GIVEN
+        if found is None:
             raise ConfigurationError(
                 "no-landing",
                 f"{self.source.path} has no staging table with a LOCATION, so it does not say where files land. Nothing was "
                 "written.",
                 next=f"name the landing zone: {self.source.command_with_path}",
             )
-        store = open_store(address)
-        return store.root if isinstance(store, LocalStore) else store.uri(), origin
+        root = self.source.open_landing(found.value, found.line)[1]
+        return found.value, root, f"LOCATION of {self.landed.name} (line {found.line})"
 
     # -- what is left
 

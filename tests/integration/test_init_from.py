@@ -217,7 +217,7 @@ def test_refused_properties(content: str, code: str, line: int | None) -> None:
 def test_refused_landing_zones_of_chombo(here: Path) -> None:
     assert refusal("--from-chombo", CHOMBO) == ("no-landing", None)
     assert refusal("--from-chombo", CHOMBO, "nowhere") == ("no-landing", None)
-    assert refusal("--from-chombo", CHOMBO + "incr.filePath=hdfs:///inc/*\n") == ("unknown-store", 4)
+    assert refusal("--from-chombo", CHOMBO + "incr.filePath=nosuch:///inc/*\n") == ("unknown-store", 4)
     assert refusal("--from-chombo", CHOMBO + "incr.filePath=/in/*/x\n") == ("bad-property", 4)
     (here / "landing/feed").unlink()
     assert refusal("--from-chombo", CHOMBO, "landing") == ("no-files", None)
@@ -351,7 +351,7 @@ def test_formats_of_landing_files() -> None:
         (KEYED.replace("id')", "id', 'version_id_column'='v')") + STAGE, "contradictory-source", 2),
         (KEYED.replace("id')", "id', 'primary_key_columns'='op')") + STAGE, "contradictory-source", 2),
         (KEYED, "no-landing", None),
-        (KEYED + STAGE.replace("/land", "hdfs://nn/land"), "unknown-store", 5),
+        (KEYED + STAGE.replace("/land", "nosuch://nn/land"), "unknown-store", 5),
         (KEYED + STAGE.replace("'|'", "'||'"), "no-counterpart", 3),
         (KEYED + STAGE.replace("LOCATION", "STORED AS SEQUENCEFILE LOCATION"), "no-counterpart", 3),
         (KEYED + STAGE.replace(";", "\nTBLPROPERTIES ('skip.header.line.count'='2');"), "no-counterpart", 6),
