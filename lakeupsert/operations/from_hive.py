@@ -21,6 +21,7 @@ KEY, OPERATION, VERSION = "primary_key_columns", "op_code_column", "version_id_c
 _HEADER = "skip.header.line.count"
 _READABLE = ("text", "csv", "jsonl", "parquet", "orc", "avro")
 _GIVEN = "as it was given"
+_STAMP = "record_timestamp"
 _DELETED = "D"
 """A guess: the statements name the operation's column, and not the values that delete."""
 
@@ -123,20 +124,25 @@ class _Move:
     def adopted_location(self) -> Text | None:
         """Where the table's files are, if lakeupsert can adopt them."""
         found = self.main.location
-        fits = self.main.kind == "parquet" and self.version is None and self.staging is not None
+        fits = self.main.kind == "parquet" and self.version is None
         return found if found and fits and can_commit(found.value) else None
 
     def keys(self) -> Iterator[Setting]:
         yield Setting("key", self.key, self.key_origin)
-        origin = (
-            f"PARTITIONED BY of {self.main.name} (line {self.main.line})" if self.partitions else "no PARTITIONED BY"
-        )
+        origin = f"PARTITIONED BY of {self.main.name} (line {self.main.line})"
+        without = f", without {self.version}" if self.version else ""
         yield Setting(
-            "partition_by", tuple(self.partitions), origin + (f", without {self.version}" if self.version else "")
+            "partition_by",
+            tuple(self.partitions),
+            f"{origin}{without}" if self.main.partitions else "no PARTITIONED BY",
         )
-        yield Setting(
-            "order_by", ("record_timestamp",), "the later batch wins, as with versions: rows are stamped on receipt"
+        is_stamped = _STAMP not in self.columns
+        why = (
+            "the later batch wins, as with versions: rows are stamped on receipt"
+            if is_stamped
+            else f"{self.landed.name} has it"
         )
+        yield Setting("order_by", (_STAMP,), why)
 
     def reading(self) -> Iterator[Setting]:
         of, kind = f"{self.landed.name} (line {self.landed.line})", self.landed.kind

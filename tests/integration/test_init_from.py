@@ -309,6 +309,8 @@ def test_that_parquet_is_adopted_where_it_is(here: Path) -> None:
     found = hive(table + STAGE)
     assert found["proposed"]["processed"] == f"{here}/warehouse/sell"
     assert "adopt" in found["next"]
+    Path("lakeupsert.toml").unlink()
+    assert hive(table, "landing")["proposed"]["processed"] == f"{here}/warehouse/sell"
     versioned = table.replace("day DATE", "day DATE, v INT").replace("id')", "id', 'version_id_column'='v')")
     found = hive(versioned + STAGE, "--config", "other.toml")
     assert found["proposed"]["processed"] == "/land/sell-processed"
