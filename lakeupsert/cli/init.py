@@ -90,6 +90,7 @@ def _translate(
             progress(f"reading {hive}")
             found = translate_ddl(hive or "", path, call.table)
             command = f"lakeupsert init --from-hive {shlex.quote(hive or '')}"
+    command += f" {shlex.quote(path)}" if path is not None else ""
     landing = found.text("landing")
     _refuse_inside(landing, target)
     text = translation_file(found, command, target.parent)

@@ -17,7 +17,7 @@ from lakeupsert.landing.files import read_beginning
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.sample import choose_files
 from lakeupsert.phrases import count
-from lakeupsert.storage import ObjectInfo, ObjectStore
+from lakeupsert.storage import ObjectInfo, ObjectReader
 
 SEQUENCE = r"_(\d+)$"
 """Where chombo looks for the order of a file without an ordering column: behind the last _ of its name."""
@@ -42,7 +42,9 @@ class Feed:
     warnings: tuple[str, ...]
 
 
-def look_at_feed(store: ObjectStore, files: Sequence[ObjectInfo], reading: Reading, *, has_order_in_name: bool) -> Feed:
+def look_at_feed(
+    store: ObjectReader, files: Sequence[ObjectInfo], reading: Reading, *, has_order_in_name: bool
+) -> Feed:
     """Raises RefusedError if no record of the sample can be read."""
     shapes: dict[str, pa.Schema] = {}
     warnings: list[str] = []

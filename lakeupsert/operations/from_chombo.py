@@ -21,9 +21,8 @@ import pyarrow as pa
 from lakeupsert.config import Reading
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.operations.chombo_feed import SEQUENCE, Feed, look_at_feed
-from lakeupsert.operations.propose import landing_files, table_name_of, zone_beside
+from lakeupsert.operations.propose import landing_files, processed_zone, table_name_of
 from lakeupsert.operations.translation import Leftover, Setting, SourceFile, Translation, Value
-from lakeupsert.storage import LocalStore, open_store
 
 OPTION = "--from-chombo"
 KEY, ORDER, NUMERIC = "id.field.ordinals", "temporal.ordering.field.ordinal", "temporal.ordering.field.numeric"
@@ -61,8 +60,7 @@ def translate_properties(path: str, landing: str | None, table: str | None) -> T
     """
     source = SourceFile(path, OPTION)
     properties = _Properties(source, landing)
-    store = open_store(properties.landing)
-    root = store.root if isinstance(store, LocalStore) else store.uri()
+    store, root = source.open_landing(properties.landing, properties.landing_line)
     key, order = properties.key(), properties.order()
     delete = properties.delete(taken=[*key.ordinals, *order.ordinals])
     reading = properties.reading()
@@ -72,9 +70,7 @@ def translate_properties(path: str, landing: str | None, table: str | None) -> T
         _check_feed(source, feed, part)
     settings = [
         Setting("landing", root, properties.landing_origin),
-        Setting(
-            "processed", zone_beside(root, "landing", "processed"), "a new folder: the master's files land as a batch"
-        ),
+        Setting("processed", processed_zone(properties.landing, root), "new: the master's files land as a batch"),
         Setting("partition_by", (), "chombo's master has no partitions"),
         *key.settings,
         *order.settings,
@@ -193,6 +189,7 @@ class _Properties:
                 self._idle[one] = f"it repeats line {first.line}"
         self.is_spark = any(one.bare in _OF_SPARK for one in self.all)
         self.landing, self.landing_origin = self._landing(landing)
+        self.landing_line = None if landing is not None else self.by_option[FEED].line
 
     def leftovers(self) -> Iterator[Leftover]:
         """All properties that stand for no setting, in the file's order."""
@@ -345,7 +342,6 @@ class _Properties:
         folder = re.sub(r"/\*?$", "", found.value.strip())
         if re.search(r"[*?\[{,]", folder):
             raise self._bad(found, f"expected one folder; name it with {self.source.command_with_path}")
-        self.source.refuse_unknown_store(folder, found.line)
         return folder, found.origin
 
     def _ordinals(self, found: _Property) -> tuple[int, ...]:

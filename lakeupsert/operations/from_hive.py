@@ -12,15 +12,16 @@ from collections.abc import Iterator, Sequence
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.operations.hive_ddl import HiveTable, Text, read_tables
-from lakeupsert.operations.propose import zone_beside
-from lakeupsert.operations.translation import Leftover, Setting, SourceFile, Translation, is_supported
-from lakeupsert.storage import LocalStore, open_store
+from lakeupsert.operations.propose import processed_zone
+from lakeupsert.operations.translation import Leftover, Setting, SourceFile, Translation
+from lakeupsert.storage import can_commit
 
 OPTION = "--from-hive"
 KEY, OPERATION, VERSION = "primary_key_columns", "op_code_column", "version_id_column"
 _HEADER = "skip.header.line.count"
 _READABLE = ("text", "csv", "jsonl", "parquet", "orc", "avro")
 _GIVEN = "as it was given"
+_STAMP = "record_timestamp"
 _DELETED = "D"
 """A guess: the statements name the operation's column, and not the values that delete."""
 
@@ -66,7 +67,7 @@ class _Move:
         self.key, self.key_origin = _key(source, self.main)
         self.columns = [name for name in self.landed.all_columns if self.staging or name != self.version]
         self._check_columns()
-        self.landing, self.landing_origin = self._landing(landing)
+        self.landing_address, self.landing, self.landing_origin = self._landing(landing)
 
     def _property(self, name: str) -> Text | None:
         return self.main.properties.get(name)
@@ -117,26 +118,31 @@ class _Move:
         if found:
             yield Setting("processed", found.value, f"LOCATION of {self.main.name} (line {found.line})")
         else:
-            yield Setting("processed", zone_beside(self.landing, "landing", "processed"), "a new folder")
+            yield Setting("processed", processed_zone(self.landing_address, self.landing), "a new folder")
 
     @property
     def adopted_location(self) -> Text | None:
         """Where the table's files are, if lakeupsert can adopt them."""
         found = self.main.location
-        fits = self.main.kind == "parquet" and self.version is None and self.staging is not None
-        return found if found and fits and is_supported(found.value) else None
+        fits = self.main.kind == "parquet" and self.version is None
+        return found if found and fits and can_commit(found.value) else None
 
     def keys(self) -> Iterator[Setting]:
         yield Setting("key", self.key, self.key_origin)
-        origin = (
-            f"PARTITIONED BY of {self.main.name} (line {self.main.line})" if self.partitions else "no PARTITIONED BY"
-        )
+        origin = f"PARTITIONED BY of {self.main.name} (line {self.main.line})"
+        without = f", without {self.version}" if self.version else ""
         yield Setting(
-            "partition_by", tuple(self.partitions), origin + (f", without {self.version}" if self.version else "")
+            "partition_by",
+            tuple(self.partitions),
+            f"{origin}{without}" if self.main.partitions else "no PARTITIONED BY",
         )
-        yield Setting(
-            "order_by", ("record_timestamp",), "the later batch wins, as with versions: rows are stamped on receipt"
+        is_stamped = _STAMP not in self.columns
+        why = (
+            "the later batch wins, as with versions: rows are stamped on receipt"
+            if is_stamped
+            else f"{self.landed.name} has it"
         )
+        yield Setting("order_by", (_STAMP,), why)
 
     def reading(self) -> Iterator[Setting]:
         of, kind = f"{self.landed.name} (line {self.landed.line})", self.landed.kind
@@ -205,22 +211,20 @@ class _Move:
         if name in self.main.columns:
             yield Setting("delete.keep", True, f"{self.main.name} has the column")
 
-    def _landing(self, given: str | None) -> tuple[str, str]:
+    def _landing(self, given: str | None) -> tuple[str, str, str]:
+        """Address, root and origin of the landing zone."""
         found = self.staging.location if self.staging else None
         if given is not None:
-            address, origin = given, _GIVEN
-        elif found is not None:
-            self.source.refuse_unknown_store(found.value, found.line)
-            address, origin = found.value, f"LOCATION of {self.landed.name} (line {found.line})"
-        else:
+            return given, self.source.open_landing(given, None)[1], _GIVEN
+        if found is None:
             raise ConfigurationError(
                 "no-landing",
                 f"{self.source.path} has no staging table with a LOCATION, so it does not say where files land. Nothing was "
                 "written.",
                 next=f"name the landing zone: {self.source.command_with_path}",
             )
-        store = open_store(address)
-        return store.root if isinstance(store, LocalStore) else store.uri(), origin
+        root = self.source.open_landing(found.value, found.line)[1]
+        return found.value, root, f"LOCATION of {self.landed.name} (line {found.line})"
 
     # -- what is left
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.storage import open_store
+from lakeupsert.storage import LocalStore, ObjectReader, open_landing
 
 Value = str | bool | tuple[str, ...]
 
@@ -87,23 +87,19 @@ class SourceFile:
         again = f"{change} in a copy of the file, then run `lakeupsert init` with the copy as {self.option}"
         return ConfigurationError(code, f"{where}: {message} Nothing was written.", next=next or again)
 
-    def refuse_unknown_store(self, address: str, line: int) -> None:
-        """Raise ConfigurationError if lakeupsert can't read this address of the file, for example one of HDFS."""
-        if not is_supported(address):
-            raise self.error(
-                "unknown-store",
-                line,
-                f"lakeupsert reads no {address.partition(':')[0]}:// addresses, and the landing zone is {address}.",
-                next=f"copy its files to a folder or bucket and name that: {self.command_with_path}",
-            )
+    def open_landing(self, address: str, line: int | None) -> tuple[ObjectReader, str]:
+        """The landing zone at ``address``, and its root as a setting has it.
 
-
-def is_supported(address: str) -> bool:
-    """Whether this version reads and writes such addresses."""
-    try:
-        open_store(address)
-    except ConfigurationError as e:
-        if e.code == "unknown-store":
-            return False
-        raise
-    return True
+        Raises ConfigurationError if lakeupsert can't open such an address, which the file has in ``line``; None: it was given.
+        """
+        try:
+            store = open_landing(address)
+        except ConfigurationError as e:
+            if line is None:
+                raise
+            raise ConfigurationError(
+                e.code,
+                f"{self.path}, line {line}: {e.message}",
+                next=f"{e.next}; or copy the files to a folder or bucket, and name that: {self.command_with_path}",
+            ) from e
+        return store, store.root if isinstance(store, LocalStore) else store.uri()

@@ -217,7 +217,7 @@ def test_refused_properties(content: str, code: str, line: int | None) -> None:
 def test_refused_landing_zones_of_chombo(here: Path) -> None:
     assert refusal("--from-chombo", CHOMBO) == ("no-landing", None)
     assert refusal("--from-chombo", CHOMBO, "nowhere") == ("no-landing", None)
-    assert refusal("--from-chombo", CHOMBO + "incr.filePath=hdfs:///inc/*\n") == ("unknown-store", 4)
+    assert refusal("--from-chombo", CHOMBO + "incr.filePath=nosuch:///inc/*\n") == ("unknown-store", 4)
     assert refusal("--from-chombo", CHOMBO + "incr.filePath=/in/*/x\n") == ("bad-property", 4)
     (here / "landing/feed").unlink()
     assert refusal("--from-chombo", CHOMBO, "landing") == ("no-files", None)
@@ -309,6 +309,8 @@ def test_that_parquet_is_adopted_where_it_is(here: Path) -> None:
     found = hive(table + STAGE)
     assert found["proposed"]["processed"] == f"{here}/warehouse/sell"
     assert "adopt" in found["next"]
+    Path("lakeupsert.toml").unlink()
+    assert hive(table, "landing")["proposed"]["processed"] == f"{here}/warehouse/sell"
     versioned = table.replace("day DATE", "day DATE, v INT").replace("id')", "id', 'version_id_column'='v')")
     found = hive(versioned + STAGE, "--config", "other.toml")
     assert found["proposed"]["processed"] == "/land/sell-processed"
@@ -351,7 +353,7 @@ def test_formats_of_landing_files() -> None:
         (KEYED.replace("id')", "id', 'version_id_column'='v')") + STAGE, "contradictory-source", 2),
         (KEYED.replace("id')", "id', 'primary_key_columns'='op')") + STAGE, "contradictory-source", 2),
         (KEYED, "no-landing", None),
-        (KEYED + STAGE.replace("/land", "hdfs://nn/land"), "unknown-store", 5),
+        (KEYED + STAGE.replace("/land", "nosuch://nn/land"), "unknown-store", 5),
         (KEYED + STAGE.replace("'|'", "'||'"), "no-counterpart", 3),
         (KEYED + STAGE.replace("LOCATION", "STORED AS SEQUENCEFILE LOCATION"), "no-counterpart", 3),
         (KEYED + STAGE.replace(";", "\nTBLPROPERTIES ('skip.header.line.count'='2');"), "no-counterpart", 6),
