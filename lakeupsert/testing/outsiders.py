@@ -250,7 +250,8 @@ class CatalogOutsider(Outsider):
             return None
         # A retyped column has the name there that it has in files.
         there = [name for name, _ in self.columns(self.table(lake))[0]]
-        names = dict(zip((name for name in lake.table.to_arrow().schema.names if name != "d"), there, strict=False))
+        stored = (name for name in lake.table.to_arrow().schema.names if name not in lake.rules.partition)
+        names = dict(zip(stored, there, strict=False))
         own = {name: column for column, name in names.items()}
         rows = (one for some in rows_in(lake, found, names).values() for one in some)
         return in_order([{own.get(name, name): value for name, value in one.items()} for one in rows])
