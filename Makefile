@@ -1,8 +1,11 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers bench bench-peers peers bench-latency \
+.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-long test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers bench bench-peers peers bench-latency \
     bench-kernels bench-columns bench-scale month lock
+
+# Each of many processes of a test would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -42,16 +45,19 @@ demo-azure: setup servers ## the same on Azure Storage: a real server on loopbac
 	@$(BIN)/python -m lakeupsert.testing.servers azure $(BIN)/lakeupsert demo --output build/demo-azure \
 	    --lake az://lake/demo --queue azqueue://devstoreaccount1/lake $(DEMO_ARGS)
 
-test: setup $(if $(CI),servers) ## all tests but those of `make test-crash`, `make test-big` and `make test-spark-cluster`
+test: setup $(if $(CI),servers) ## all tests but those of `make test-long`, `make test-crash`, `make test-big`, `make test-readers` and `make test-spark-cluster`
 	@$(MAKE) --jobs 5 --no-print-directory test-integration test-spark test-others test-aws test-azure
 
-test-spark: TESTS := -m "not crash and not big and not readers and not cluster and spark"
-test-aws: TESTS := -m "not crash and not big and not readers and cloud and not azure"
-test-azure: TESTS := -m "not crash and not big and not readers and azure"
-test-integration: TESTS := -m "not crash and not big and not readers and not spark and not cloud" tests/integration
-test-others: TESTS := -m "not crash and not big and not readers and not spark and not cloud" --ignore tests/integration
+test-spark: TESTS := -m "not long and not crash and not big and not readers and not cluster and spark"
+test-aws: TESTS := -m "not long and not crash and not big and not readers and cloud and not azure"
+test-azure: TESTS := -m "not long and not crash and not big and not readers and azure"
+test-integration: TESTS := -m "not long and not crash and not big and not readers and not spark and not cloud" tests/integration
+test-others: TESTS := -m "not long and not crash and not big and not readers and not spark and not cloud" --ignore tests/integration
 test-spark test-aws test-azure test-integration test-others:
 	@$(BIN)/pytest $(TESTS)
+
+test-long: setup $(if $(CI),servers) ## what `make test` leaves to CI: programs with a JVM of their own, whole products of types, examples and servers; minutes
+	@$(BIN)/pytest -m "long and not crash"
 
 # The locked version is that of `make test`. An environment has everything of .venv except pyspark, which it has of its own.
 SPARK_VERSIONS := 3.5.9 4.0.5 4.2.1 4.3.0
@@ -154,8 +160,8 @@ test-crash: setup ## kills real processes at every step; many minutes
 test-damage: setup ## every object of six small tables missing, empty, cut, and with 64 single bits changed; half an hour
 	@DAMAGE_FLIPS=64 $(BIN)/pytest -s tests/fault/test_damage.py
 
-test-random: setup ## random tables, feeds and state machines with ten times the examples of `make test`; two hours
-	@RANDOM_TIMES=10 $(BIN)/pytest tests/property
+test-random: setup ## random tables, feeds and state machines with twenty times the examples of `make test`; two hours
+	@RANDOM_TIMES=20 $(BIN)/pytest tests/property
 
 test-chaos: setup servers ## six workers on a cloud, one killed every five seconds, answers lost; CHAOS_ARGS="--cloud azure --minutes 4"
 	@$(BIN)/python -m lakeupsert.testing.chaos $(CHAOS_ARGS)

@@ -383,6 +383,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     origins: dict[str, dict[str, str]]
     """By table and setting: ``file``, a profile, or environment variables. A setting that is not listed has its default."""
 
+    def refuse_unset_hooks(self, environment: Mapping[str, str]) -> None:
+        """Raise ConfigurationError (``unset-variable``) if a variable of a hook is not set. Only a run calls hooks."""
+        for name in _HOOKS:
+            hook: Hook = getattr(self.hooks, name) or ""
+            expand(hook if isinstance(hook, str) else list(hook), f"{self.path}: {name}", environment, secrets=True)
+
     def table(self, name: str | None) -> tuple[str, TableSettings]:
         """A table by name; None: the only table."""
         if name is None:
@@ -548,9 +554,10 @@ def _hooks(path: str, content: Mapping[str, object], environment: Mapping[str, s
     written = {name: content[name] for name in _HOOKS if name in content}
     for name, value in written.items():
         _refuse_secret(path, name, value)
-        value = expand(value, f"{path}: {name}", environment, secrets=True)
-        is_address = isinstance(value, str) and _is_web_address(value)
         is_command = isinstance(value, list) and value and all(isinstance(part, str) and part for part in value)
+        is_address = isinstance(value, str)
+        if is_address and all(map(environment.get, references(value))):  # else see `Config.refuse_unset_hooks`
+            is_address = _is_web_address(str(expand(value, f"{path}: {name}", environment, secrets=True)))
         if not is_address and not is_command:
             raise ConfigurationError(
                 "bad-setting",

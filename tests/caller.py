@@ -6,6 +6,7 @@ import duckdb
 import polars as pl
 
 from lakeupsert import Table
+from lakeupsert.operations.statement import StatementResult
 from lakeupsert.read.view import SnapshotFigures
 
 with Table.open("lakeupsert.toml") as table:
@@ -14,3 +15,4 @@ with Table.open("lakeupsert.toml") as table:
     assert_type(table.to_duckdb(columns=["item"]), duckdb.DuckDBPyRelation)
     assert_type(table.snapshot, SnapshotFigures | None)
     assert_type(table.files()[0].rows, int)
+    assert_type(table.update({"amount": "amount * 2"}, where="item = 'shoes'"), StatementResult)

@@ -2,10 +2,13 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 
 from lakeupsert import clock
 from lakeupsert.testing import servers
+from lakeupsert.testing.proxy import FaultProxy, fault_proxy
 
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a process that signal 11 ends tells where each of its threads was
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -31,6 +35,24 @@ if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 4 << 
 AZURE = {"azurite", "azure", "azure_cloud"}
 SERVERS = AZURE | {"elasticmq", "iceberg_rest", "moto", "versitygw", "aws", "gcs", "s3_server", "store_server"}
 """Fixtures, and parameters that name one, that are servers."""
+WORDS = {"spark": {"spark"}, "azure": AZURE, "cloud": SERVERS | {"cloud"}}
+"""Markers, and words of which a file with such a test has one."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip files without the word of a marker that `-m` asks for. To import all of them takes each process of `make test`
+    longer than to run many of its tests."""
+    expression = config.option.markexpr
+    if not collection_path.match("test_*.py") or " or " in expression:
+        return None
+    asked = [marker for marker in WORDS if re.search(rf"(?<!not ){marker}\b", expression)]
+    return True if not all(_has_word_of(marker, collection_path) for marker in asked) else None
+
+
+@cache
+def _has_word_of(marker: str, file: Path) -> bool:
+    text = file.read_text(encoding="utf-8")
+    return any(word in text for word in WORDS[marker])
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -38,9 +60,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     callspec = getattr(item, "callspec", None)
     parameters = {value for value in callspec.params.values() if isinstance(value, str)} if callspec else set()
     names = {*getattr(item, "fixturenames", ()), *parameters}
-    if any("spark" in name for name in (item.nodeid, *names)):
+    if any("spark" in name for name in (item.nodeid, *names)) and _has_word_of("spark", item.path):
         item.add_marker(pytest.mark.spark)
-    elif names & SERVERS:
+    elif names & SERVERS and _has_word_of("cloud", item.path):
         item.add_marker(pytest.mark.cloud)
         if names & AZURE:
             item.add_marker(pytest.mark.azure)
@@ -120,7 +142,17 @@ module_folder = pytest.fixture(_in_memory, scope="module")
 
 
 @pytest.fixture(scope="session")
-def elasticmq() -> Iterator[servers.Server]:
+def _aws_models() -> Iterator[None]:
+    """Let botocore parse what it knows of a service once, not for each of a thousand clients."""
+    from botocore import loaders
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loaders, "create_loader", cache(loaders.create_loader))
+        yield
+
+
+@pytest.fixture(scope="session")
+def elasticmq(_aws_models: None) -> Iterator[servers.Server]:
     with servers.elasticmq() as server:
         yield server
 
@@ -137,13 +169,13 @@ def new_sqs_queue() -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def moto() -> Iterator[servers.Server]:
+def moto(_aws_models: None) -> Iterator[servers.Server]:
     with servers.moto() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def versitygw() -> Iterator[servers.Server]:
+def versitygw(_aws_models: None) -> Iterator[servers.Server]:
     with servers.versitygw() as server:
         yield server
 
@@ -175,7 +207,33 @@ def metastore() -> Iterator[str]:
         yield readers.metastore
 
 
-@pytest.fixture(params=["moto", "versitygw"])
+@pytest.fixture(scope="session")
+def _proxies() -> Iterator[Callable[[servers.Server], FaultProxy]]:
+    """One proxy in front of each server: clients of a new address cost more than most tests that need one."""
+    with ExitStack() as stack:
+        made: dict[int, FaultProxy] = {}
+
+        def proxy(server: servers.Server) -> FaultProxy:
+            if server.port not in made:
+                made[server.port] = stack.enter_context(fault_proxy(server))
+            return made[server.port]
+
+        yield proxy
+
+
+@pytest.fixture
+def new_proxy(_proxies: Callable[[servers.Server], FaultProxy]) -> Callable[[servers.Server], FaultProxy]:
+    """The proxy in front of a server, which begins anew."""
+
+    def proxy(server: servers.Server) -> FaultProxy:
+        found = _proxies(server)
+        found.reset()
+        return found
+
+    return proxy
+
+
+@pytest.fixture(params=[pytest.param("moto", marks=pytest.mark.long), "versitygw"])
 def s3_server(request: pytest.FixtureRequest) -> servers.Server:
     """Each S3 server in turn."""
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]

@@ -103,6 +103,8 @@ class Call:
     def config(self) -> Config:
         if self._config is None:
             self._config = load(self.config_path, profile=self.profile)
+            if self.hooked:
+                self._config.refuse_unset_hooks(os.environ)
         return self._config
 
     def call_hook(self, answer: Answer, document: str) -> Answer:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from lakeupsert.read.where import Terms, all_of, parse_where
 from lakeupsert.rows.arrays import Rows
+from lakeupsert.rows.buckets import hash_numbers
 from lakeupsert.rows.statistics import has_bounds
 from lakeupsert.table.manifest import ColumnStatistics, DataFile
 from lakeupsert.table.spec import TableSpec, field_id
@@ -171,7 +172,12 @@ def file_test(spec: TableSpec, where: str | None) -> FileTest:
 
 
 def key_test(spec: TableSpec, keys: Rows) -> FileTest:
-    """The test whether a file may have one of these keys, given in columns of the table."""
+    """The test whether a file may have one of these keys, given in columns of the table. Of partitions by hash, only those of a
+    key may."""
+    for one in spec.hash_columns:
+        if set(one.hashed) <= set(keys.schema.names) and one.column not in keys.schema.names:
+            hashed = hash_numbers([keys[name].combine_chunks() for name in one.hashed], one.count or 1)
+            keys = keys.append_column(one.column, hashed)
     terms = _Terms()
     conditions = [terms.is_in(terms.column(spec.schema.field(name)), keys[name]) for name in keys.schema.names]
     return _test(terms, reduce(operator.and_, conditions))

@@ -559,12 +559,12 @@ def _bad_setting(what: str, instead: str) -> ConfigurationError:
 
 def _add_computed(schema: pa.Schema, computed: PartitionColumn, declared: TableSpec) -> pa.Schema:
     """Add a computed partition column. Raises ConfigurationError if it can't be computed, or has the name of another column."""
-    takes = f"`partition_by` has `{computed.expression}`, but the column"
+    takes = f"`partition_by` has `{computed.expression}` of the column"
     for source in computed.sources:
         if source not in schema.names:
             raise ConfigurationError(
                 "missing-column",
-                f"{takes} {source!r} is in no readable file.{_suggestion(source, schema)}",
+                f"{takes} {source!r}, which no readable file has.{_suggestion(source, schema)}",
                 next="correct `partition_by` in lakeupsert.toml, or add files that have that column",
             )
     if computed.function == "bucket":
@@ -572,7 +572,7 @@ def _add_computed(schema: pa.Schema, computed: PartitionColumn, declared: TableS
     elif not (is_timestamp(type_ := schema.field(computed.sources[0]).type) or is_date(type_)):
         raise ConfigurationError(
             "unfit-type",
-            f"{takes} {computed.source!r} is {type_}; expected a date or timestamp.",
+            f"{takes} {computed.source!r}, which is {type_}; expected a date or timestamp.",
             next=f'name another column, or give this one a type, for example `{toml_key(computed.sources[0])} = "timestamp"`, '
             "under [tables.….schema]",
         )

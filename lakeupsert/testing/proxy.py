@@ -85,16 +85,20 @@ class FaultProxy:
     def __init__(self, server: Server, port: int, rules: tuple[Rule, ...], seed: int) -> None:
         self._urls = server.url, f"http://{HOST}:{port}"
         self.server = replace(server, port=port, env={name: self.moved(value) for name, value in server.env.items()})
+        self.upstream = server.port
+        self._lock = threading.Lock()
+        self.reset(*rules, seed=seed)
+
+    def reset(self, *rules: Rule, seed: int = 0) -> None:
+        """Begin anew with these rules: no request was matched, held or logged."""
         self.rules = rules
         self.log: list[Event] = []
-        self.upstream = server.port
         self.holds = threading.Event()
         """Set once a request has been held."""
         self._go = threading.Event()
         self._chance = random.Random(seed)
         self._matched: dict[Rule, int] = {}
         self._passed: dict[Rule, deque[float]] = {}
-        self._lock = threading.Lock()
 
     def moved(self, setting: str) -> str:
         """A client's setting, changed to connect to this proxy."""

@@ -1,6 +1,6 @@
 """S3 keeps the object store's contract on each server, and what only S3 can do wrong is told apart."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,11 @@ from lakeupsert.table.chain import Chain
 from lakeupsert.table.evolution import create
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.testing.contracts import ObjectStoreContract
-from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy, refuse
+from lakeupsert.testing.proxy import FaultProxy, Rule, refuse
 from lakeupsert.testing.servers import Server
 
 NewBucket = Callable[[Server], str]
+NewProxy = Callable[[Server], FaultProxy]
 VERBS: dict[str, Callable[[ObjectStore], Any]] = {
     "get": lambda store: store.get("a"),
     "head": lambda store: store.head("a"),
@@ -160,11 +161,10 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def proxy(moto: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+def proxy(moto: Server, new_proxy: NewProxy, monkeypatch: pytest.MonkeyPatch) -> FaultProxy:
     monkeypatch.setattr(s3, "ATTEMPTS", 2)
     monkeypatch.setattr(s3, "REFUSED_ATTEMPTS", 2)
-    with fault_proxy(moto) as proxy:
-        yield proxy
+    return new_proxy(moto)
 
 
 @pytest.fixture

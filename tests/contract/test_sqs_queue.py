@@ -72,7 +72,7 @@ def endpoint(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _environment(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def _environment(endpoint: str, _aws_models: None, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {
         "AWS_ENDPOINT_URL_SQS": endpoint,
         "AWS_DEFAULT_REGION": "eu-west-1",

@@ -1,7 +1,7 @@
 """Every object of small tables of each kind, in turn missing, empty, cut in half, or with one bit changed.
 
 Whoever asks gets the answer from before, or an error that names an object; never another answer, never a traceback. `make test`
-takes two of the tables and changes one bit of each object; `make test-damage` takes all, and 64.
+takes two of the tables, and every second damage of each object; `make test-damage` takes all, and changes 64 bits.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -137,12 +138,18 @@ def night_after(lake: Lake) -> Any:
 # ---------------------------------------------------------------- damage
 
 
-def damages(good: bytes, seed: int, flips: int) -> Iterator[tuple[str, bytes | None]]:
+def damages(good: bytes, number: int) -> Iterator[tuple[str, bytes | None]]:
+    """What is done to object ``number``."""
+    every = all_damages(good, number)
+    return every if ALL_KINDS else islice(every, number % 2, None, 2)
+
+
+def all_damages(good: bytes, seed: int) -> Iterator[tuple[str, bytes | None]]:
     yield "missing", None
     if good:
         yield "empty", b""
         yield "half", good[: len(good) // 2]
-        for bit in random.Random(seed).sample(range(len(good) * 8), min(flips, len(good) * 8)):
+        for bit in random.Random(seed).sample(range(len(good) * 8), min(FLIPS, len(good) * 8)):
             damaged = bytearray(good)
             damaged[bit // 8] ^= 1 << bit % 8
             yield f"bit {bit}", bytes(damaged)
@@ -185,7 +192,7 @@ def test_readers(folder: Path, kind: str) -> None:
         if any(hint in str(path) for hint in HINTS):
             continue
         good = path.read_bytes()
-        for how, damaged in damages(good, number, FLIPS):
+        for how, damaged in damages(good, number):
             if damaged is None and path == newest_entry:
                 continue  # nobody else knows of a batch that nobody has merged yet (docs/FORMAT.md)
             path.unlink()
@@ -210,7 +217,7 @@ def test_the_night_after(folder: Path, kind: str) -> None:
     outcome = Outcome()
     for number, path in enumerate(objects_of(lake)):
         good = path.read_bytes()
-        for how, damaged in damages(good, number, FLIPS):
+        for how, damaged in damages(good, number):
             shutil.rmtree(folder / "struck")
             struck = lake.copy(folder / "struck")
             there = folder / "struck" / path.relative_to(lake.root)

@@ -105,6 +105,7 @@ def results(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_each_side_is_compared_after_each_night(ran: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, done = ran
@@ -126,6 +127,7 @@ def test_each_side_is_compared_after_each_night(ran: tuple[Path, subprocess.Comp
     assert (folder / "results/night.md").read_text().count("| NO |") == len(SIDES)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_results_that_are_there_are_kept(ran: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, _ = ran

@@ -49,7 +49,7 @@ def land_nights(lake: Lake, nights: int = 3) -> None:
         new = [row(f"new{night}-{i}", 0, 1) for i in range(50)]
         lake.land(f"{night}.jsonl", [*changed, *gone, *new, row(f"k{night:05}", 1, 1)])
         lake.run()
-        lake.check()
+    lake.check()
 
 
 @pytest.mark.parametrize("chosen", ["rewrite", "delta", "auto"])

@@ -78,7 +78,7 @@ def test_nights_in_any_order_through_every_step(chosen: str, tmp_path: Path, mon
     types = "".join(f'{name} = "bigint"\n' for name in COLUMNS)
     table = opened(tmp_path, f"{settings}[tables.t.schema]\n{types}")
     came: list[dict[str, Any]] = []
-    for number, night in enumerate(nights(rng, 150, 9)):
+    for number, night in enumerate(nights(rng, 90, 9)):
         land(tmp_path, f"{number}.jsonl", night)
         came += night
         if number % 3 == 1:

@@ -70,7 +70,7 @@ def night(rng: random.Random, number: int) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("strategy", ["rewrite", "delta", "auto"])
 @pytest.mark.parametrize("bucket", ["256MiB", "1KiB"])
 def test_every_two_snapshots_of_random_nights(

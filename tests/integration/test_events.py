@@ -267,11 +267,11 @@ def samples(file: Path) -> dict[str, float]:
     return Counter({sample.name: sample.value for sample in found if sample.labels.keys() == {"table"}})
 
 
-MESSAGES = 10_000
+MESSAGES = 2_000
 
 
 @WORKERS
-def test_worker_forgets_10_000_results(lake: Lake, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_forgets_2_000_results(lake: Lake, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.run()
     partitions = [f"d=2020-01-{day + 1:02}" for day in range(20)]
     queue = lake.table.objects.queue
@@ -298,7 +298,7 @@ def test_worker_forgets_batches_that_readers_see(lake: Lake, monkeypatch: pytest
     lake.run()
     worker = OpenTable("t", lake.settings)
     most = 0
-    for number in range(2, 20):
+    for number in range(2, 14):
         lake.reopen()  # it remembers batches, too
         lake.land(f"{number}.jsonl", [row("a", 0, number, number)])
         lake.table.append(host="local")

@@ -32,7 +32,9 @@ def test_python(run: Callable[[str], list[str]]) -> None:
     assert run("python")[1:] == first[1:]
 
 
-@pytest.mark.parametrize("reader", ["duckdb", "polars", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.mark.parametrize(
+    "reader", ["duckdb", "polars", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])]
+)
 def test_reader(run: Callable[[str], list[str]], reader: str) -> None:
     run("python")
     assert run(reader) == ["2020-01-01 11.67", "2020-07-07 4.33"]

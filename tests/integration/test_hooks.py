@@ -294,3 +294,15 @@ def test_secrets_of_an_address_are_in_no_output(lake: Path, service: Service, mo
     assert not any("hunter2" in text for text in outputs)
     configure("https://pager.example/hunter2")
     assert "hunter2" not in CliRunner().invoke(main, ["config"]).output
+
+
+@pytest.mark.parametrize("hook", ["https://pager.example/${NOBODY}", ["notify", "${NOBODY}"]])
+def test_a_variable_of_a_hook_that_is_not_set_stops_runs_only(lake: Path, hook: object) -> None:
+    """Whoever looks at the table at night may not have the pager's address."""
+    configure(on_failure=hook)
+    refused = run()
+    assert refused.exit_code == 2
+    assert json.loads(refused.stdout)["error"]["code"] == "unset-variable"
+    assert not (lake / "processed").exists()
+    assert run("--dry-run").exit_code == 0
+    assert CliRunner().invoke(main, ["status"]).exit_code == 0

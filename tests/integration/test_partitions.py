@@ -137,6 +137,19 @@ def later(**time: float) -> clock.Source:
 
 
 @pytest.mark.parametrize("partition_by", KINDS, ids=str)
+def test_statements_find_their_rows(folder: Path, partition_by: tuple[str, ...]) -> None:
+    lake = nights(Lake(folder / "lake", partition_by=partition_by))
+    before = {r["k"]: r["v"] for r in lake.rows()}
+    keys = folder / "keys.csv"
+    keys.write_text("k,l\nk1,0\nk2,0\n")
+    assert sum(lake.table.update({"v": "v * 10"}, where="k IN ('k3', 'k4')", dry=False).rows.values()) == 2
+    assert sum(lake.table.delete(keys=keys, dry=False).rows.values()) == 2
+    expected = {k: v * (10 if k in ("k3", "k4") else 1) for k, v in before.items() if k not in ("k1", "k2")}
+    assert {r["k"]: r["v"] for r in lake.rows()} == expected
+    assert not lake.table.reconcile(deep=True).unbalanced
+
+
+@pytest.mark.parametrize("partition_by", KINDS, ids=str)
 def test_every_reader_and_spark_agree(folder: Path, partition_by: tuple[str, ...], spark: Any) -> None:
     lake = nights(Lake(folder / "lake", partition_by=partition_by, strategy="delta", engine="spark"))
     lake.check()
@@ -547,6 +560,11 @@ def test_readers_open_the_folders_of_a_key(by_key: Lake, monkeypatch: pytest.Mon
     assert {f["partition"] for f in call(by_key, "files", "--where", WHERE)["files"]} == folders(1, 4)
     opened.clear()
     assert {one.partition for one in table.explain({"k": "k7", "l": 0}).partitions} == folders()
+    assert set(opened) == folders()
+    keys = by_key.root / "keys.csv"
+    keys.write_text("k,l\nk7,0\n")
+    opened.clear()
+    assert sum(table.delete(keys=keys, dry=True).rows.values()) == len(folders())
     assert set(opened) == folders()
     with pytest.raises(ConfigurationError) as raised:
         table.to_duckdb(duckdb.connect(), where="nothing = 1")

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy, refuse
 from lakeupsert.testing.servers import Server
 
 NewPlace = Callable[[Server], str]
+NewProxy = Callable[[Server], FaultProxy]
 NIGHTS = [
     [row("a", 0, 1, 1), row("b", 0, 1, 1), row("a", 1, 1, 1), row("c", 1, 5, 1)],
     [row("a", 0, 2, 2), row("b", 0, 2, 2, op="D"), row("c", 1, 4, 2), row("d", 2, 1, 2)],
@@ -112,9 +113,8 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 
 @pytest.fixture
-def proxy(server: Server) -> Iterator[FaultProxy]:
-    with fault_proxy(server, seed=1) as proxy:
-        yield proxy
+def proxy(server: Server, new_proxy: NewProxy) -> FaultProxy:
+    return new_proxy(server)
 
 
 @pytest.fixture
@@ -325,6 +325,7 @@ def test_spark_tasks_append(
     lake.check()
 
 
+@pytest.mark.long
 def test_spark_without_the_jars_is_told_which(server: Server, new_place: NewPlace, tmp_path: Path) -> None:
     place = new_place(server)
     lake = new_lake(tmp_path, place)

@@ -420,6 +420,21 @@ def test_withdrawn_files_are_loaded_again_in_the_new_type(folder: Path) -> None:
     prove(lake)
 
 
+@pytest.mark.parametrize("partition_by", [("d",), ()])
+def test_statements_compute_with_converted_values(partition_by: tuple[str, ...], folder: Path) -> None:
+    """Also before the retype is published, and in a table of one partition."""
+    lake = begun(folder, ["10", "9", "x", None], strategy="delta", partition_by=partition_by)
+    lake.table.retype_column("v", "double", quarantine_unfit=True)
+    lake.table.update({"v": "v + 1"}, where="k = 'a'", dry=False)
+    lake.table.update({"v": "coalesce(v, 0) + 1"}, where="v > 9.5 OR v IS NULL", dry=False)
+    assert values(lake) == [12.0, 9.0, 1.0, 1.0]
+    assert quarantined(lake) == [("c", "x")]
+    prove(lake)
+    retype(lake, "string")
+    assert values(lake) == ["12", "9", "1", "1"]
+    prove(lake)
+
+
 @pytest.mark.parametrize("rewritten", [True, False])
 def test_versions_in_a_history_are_converted(rewritten: bool, folder: Path) -> None:
     lake = begun(folder, ["1", "x", "3"], history=True)

@@ -88,7 +88,10 @@ def expected(example: Example, block: str) -> tuple[list[str], list[list[str]]]:
     return header, sorted(rows)
 
 
-@pytest.mark.parametrize(("chosen", "engine"), [("rewrite", "arrow"), ("delta", "arrow"), ("delta", "spark")])
+@pytest.mark.parametrize(
+    ("chosen", "engine"),
+    [("rewrite", "arrow"), ("delta", "arrow"), pytest.param("delta", "spark", marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("example", list(examples()), ids=lambda example: example.name)
 def test_example_of_the_page(
     example: Example, chosen: str, engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any

@@ -110,6 +110,7 @@ def connect() -> Iterator[servers.Server]:
         yield server
 
 
+@pytest.mark.long
 def test_two_nights_are_exact_through_spark_connect(tmp_path: Path, connect: servers.Server) -> None:
     """In a process of its own, since a process has one kind of session. There is no Java for it to find."""
     done = subprocess.run(

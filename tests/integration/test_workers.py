@@ -32,7 +32,7 @@ from lakeupsert.table.layout import TableObjects
 from lakeupsert.testing.faults import Fault
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
-from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy
+from lakeupsert.testing.proxy import FaultProxy, Rule
 from lakeupsert.testing.servers import Server
 
 PARTITIONS = [f"d=2020-01-{day:02}" for day in range(1, 5)]
@@ -79,10 +79,10 @@ def count(lake: Lake) -> QueueStats:
 
 
 @pytest.fixture
-def proxy(moto: Server) -> Iterator[FaultProxy]:
-    with fault_proxy(moto) as proxy:
-        yield proxy
-        proxy.go()
+def proxy(moto: Server, new_proxy: Callable[[Server], FaultProxy]) -> Iterator[FaultProxy]:
+    proxy = new_proxy(moto)
+    yield proxy
+    proxy.go()
 
 
 @pytest.fixture

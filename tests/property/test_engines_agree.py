@@ -145,7 +145,10 @@ def rows(store: LocalStore, files: tuple[DataFile, ...], schema: Any) -> list[st
     return [repr(r) for f in files for r in read_file(store, f, schema).to_pylist()]
 
 
-@pytest.mark.parametrize("name", TABLES)
+SOME = ("text key, float order", "composite key, two orders")
+
+
+@pytest.mark.parametrize("name", [*SOME, *(pytest.param(n, marks=pytest.mark.long) for n in TABLES if n not in SOME)])
 def test_engines_agree_on_generated_tables(
     name: str, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

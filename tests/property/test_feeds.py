@@ -1,8 +1,8 @@
 """Change feeds in any order: however their records are shuffled, repeated and split into batches, the table is one and the same.
 
 A round is one spec and fifty partitions, each a feed of its own, merged twice from different batches, in different ways: by
-rewrite, by delta, with compaction between. Both must show what a few lines of Python say. `make test-random` runs ten times
-as many.
+rewrite, by delta, with compaction between. Both must show what a few lines of Python say. `make test-random` runs twenty
+times as many.
 """
 
 import math
@@ -40,15 +40,16 @@ from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, ColumnGroup, De
 from lakeupsert.testing.rounds import TIMES
 from lakeupsert.testing.spark import collect
 
-ROUNDS = 12 * TIMES
+ROUNDS = 6 * TIMES
 """Of all tests of many feeds together."""
 FEEDS = 50
 MEMORY = Path("/dev/shm")
 
 
-def seeds(rounds: int) -> list[Any]:
-    """Of so many rounds; what one in twenty makes is made by engine spark, too, and at least the first."""
-    return [pytest.param(n, marks=[pytest.mark.spark] if n % 20 == 0 else []) for n in range(rounds)]
+def seeds(rounds: int, *more: pytest.MarkDecorator) -> list[Any]:
+    """Of so many rounds; what one in twenty makes is made by engine spark, too, and at least the first. ``more`` marks these."""
+    by_both = [pytest.param(n, id=f"{n}-both engines", marks=[pytest.mark.spark, *more]) for n in range(0, rounds, 20)]
+    return [*range(rounds), *by_both]
 
 
 @pytest.fixture
@@ -360,7 +361,7 @@ def histories(spec: TableSpec, piles: dict[str, Pile], store: LocalStore, spark:
     return {p: sorted(of_it) for p, of_it in found.items()}
 
 
-@pytest.mark.parametrize("seed", seeds(ROUNDS // 5))
+@pytest.mark.parametrize("seed", seeds(ROUNDS // 5, pytest.mark.long))
 def test_any_order_split_and_repetition_make_the_same_history(
     seed: int, engines: list[Engine], tmp_path_factory: Any, request: Any
 ) -> None:
@@ -384,7 +385,7 @@ def test_any_order_split_and_repetition_make_the_same_history(
 # ---------------------------------------------------------------- one row a key in the whole table
 
 
-@pytest.mark.parametrize("seed", seeds(ROUNDS))
+@pytest.mark.parametrize("seed", seeds(ROUNDS, pytest.mark.long))
 def test_any_order_split_and_repetition_make_the_same_table_of_keys_that_move(
     seed: int, engines: list[Engine], tmp_path_factory: Any
 ) -> None:
@@ -527,7 +528,7 @@ def order_of(spec: TableSpec, record: Record) -> str:
     return greatest_floor((), pa.table(columns), spec) or ""
 
 
-@pytest.mark.parametrize("seed", seeds(ROUNDS // 5))
+@pytest.mark.parametrize("seed", seeds(ROUNDS // 5, pytest.mark.long))
 def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
     seed: int, engines: list[Engine], tmp_path_factory: Any
 ) -> None:

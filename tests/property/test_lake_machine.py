@@ -218,7 +218,7 @@ def examples(number: int) -> settings:
 
 
 def test_lake_equals_a_dict_after_every_step() -> None:
-    run_state_machine_as_test(LakeMachine, settings=examples(50))
+    run_state_machine_as_test(LakeMachine, settings=examples(25))
 
 
 def test_lake_of_keys_that_move_equals_a_dict_after_every_step() -> None:
@@ -227,7 +227,7 @@ def test_lake_of_keys_that_move_equals_a_dict_after_every_step() -> None:
     class OneRowAKey(LakeMachine):
         key_scope = "table"
 
-    run_state_machine_as_test(OneRowAKey, settings=examples(25))
+    run_state_machine_as_test(OneRowAKey, settings=examples(13))
 
 
 def test_lake_equals_a_dict_with_either_engine(spark: Any) -> None:
@@ -239,4 +239,4 @@ def test_lake_equals_a_dict_with_either_engine(spark: Any) -> None:
     class BothEngines(LakeMachine):
         engines = (SparkEngine(), ArrowEngine(), HostedEngine(SparkHost(), None))
 
-    run_state_machine_as_test(BothEngines, settings=examples(10))
+    run_state_machine_as_test(BothEngines, settings=examples(5))

@@ -123,7 +123,7 @@ def grown(value: Any, type_: Any) -> Any:
     return {f.name: value.get(f.name) for f in type_} if pa.types.is_struct(type_) and value is not None else value
 
 
-@pytest.mark.parametrize("seed", range(12 * TIMES))
+@pytest.mark.parametrize("seed", range(6 * TIMES))
 def test_every_reader_shows_a_value_as_the_column_has_it(seed: int, tmp_path: Path) -> None:
     """Whatever type files bring it in: text and numbers within lists and structs, JSON text, and text that looks like it."""
     rng = random.Random(seed)
@@ -213,7 +213,7 @@ def versions(batches: Sequence[Batch], ties: str) -> list[tuple[Any, ...]]:
     return [(*at, best[at]["v"], ends.get(at)) for at in order if best[at]["op"] != "D"]
 
 
-@pytest.mark.parametrize("seed", range(6 * TIMES))
+@pytest.mark.parametrize("seed", range(3 * TIMES))
 def test_history_has_every_version_after_restores_files_taken_again_and_renames(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     ties = rng.choice(["arrival", "arrival", "content"])

@@ -332,14 +332,14 @@ def by_spark(spark: Any, machine: Machine, snapshot: Any, where: str | None = No
 
 
 @pytest.mark.parametrize("mode", ["rows", "columns"])
-@pytest.mark.parametrize("seed", range(6 * TIMES))
+@pytest.mark.parametrize("seed", range(3 * TIMES))
 def test_readers_see_columns_by_what_they_are_not_by_what_they_were_called(
     seed: int, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(seed, mode, folder, monkeypatch, steps=30)
 
 
-@pytest.mark.parametrize("seed", range(300, 300 + 8 * TIMES))
+@pytest.mark.parametrize("seed", range(300, 300 + 4 * TIMES))
 def test_retyped_columns_are_what_their_values_convert_to(
     seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,7 +371,7 @@ def test_spark_sees_the_same_or_says_that_files_must_be_rewritten(
     assert seen == {True, False}
 
 
-@pytest.mark.parametrize("seed", range(400, 400 + 2 * TIMES))
+@pytest.mark.parametrize("seed", range(400, 400 + TIMES))
 def test_delta_table_waits_for_files_from_before_a_retype(
     seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,7 +384,7 @@ def test_delta_table_waits_for_files_from_before_a_retype(
         assert by_delta(machine, number) == machine.snapshots[number][1], f"version {number}"
 
 
-@pytest.mark.parametrize("seed", [100, 101, 102])
+@pytest.mark.parametrize("seed", [pytest.param(100, marks=pytest.mark.long), 101, 102])
 def test_spark_sees_the_same(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch, spark: Any) -> None:
     machine = run(seed, ("rows", "columns")[seed % 2], folder, monkeypatch, steps=20)
     for number, (model, rows) in list(machine.snapshots.items())[-6:]:
@@ -403,12 +403,12 @@ def test_delta_table_is_the_same_and_no_rename_holds_it(
 ) -> None:
     """``later``: columns were renamed before the table got its publisher."""
     if later:
-        before = run(seed, mode, folder, monkeypatch, steps=10)
-        machine = run(seed, mode, folder, monkeypatch, steps=20, publishers=("delta",), before=before)
+        before = run(seed, mode, folder, monkeypatch, steps=8)
+        machine = run(seed, mode, folder, monkeypatch, steps=10, publishers=("delta",), before=before)
         machine.lake.table.reprocess(host="local")
         machine.publish()
     else:
-        machine = run(seed, mode, folder, monkeypatch, steps=30, publishers=("delta",))
+        machine = run(seed, mode, folder, monkeypatch, steps=15, publishers=("delta",))
     assert machine.lake.table.status().publishers["delta"].behind == 0
     log = list_log(open_store(machine.lake.settings.processed))
     first = max(log.checkpoints) if later else 0

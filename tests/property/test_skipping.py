@@ -32,8 +32,8 @@ from lakeupsert.rows import datafiles
 from lakeupsert.testing.lake import iceberg_settings, iceberg_table
 from lakeupsert.testing.rounds import TIMES
 
-FILTERS = 60
-ICEBERG_FILTERS = 25
+FILTERS = 30
+ICEBERG_FILTERS = 12
 """Of these. pyiceberg plans a scan in tens of milliseconds."""
 DAYS = [date(2020, 1, 1) + timedelta(days=number) for number in range(4)]
 WORDS = ("", "a", "zz", "Zoë", "\uffee", "🦆", "\U0010ffff", "%_")

@@ -744,7 +744,7 @@ def test_folder_of_a_shell_is_no_credential(file: Path) -> None:
         ("true", "bad-setting"),
         ('"ftp://pager.example"', "bad-setting"),
         ('"${PAGER}"', "bad-setting"),
-        ('["notify", "${NOBODY}"]', "unset-variable"),
+        ('["notify", "${NOBODY}", 1]', "bad-setting"),
         ('"https://me:hunter2@pager.example"', "credential-in-configuration"),
         ('"https://pager.example/?token=hunter2"', "credential-in-configuration"),
         ('"https://${PAGER}/?token=hunter2"', "credential-in-configuration"),
