@@ -61,7 +61,8 @@ def translate_properties(path: str, landing: str | None, table: str | None) -> T
     source = SourceFile(path, OPTION)
     properties = _Properties(source, landing)
     store, root = source.open_landing(properties.landing, properties.landing_line)
-    key, order = properties.key(), properties.order()
+    key = properties.key()
+    order = properties.order(taken=key.ordinals)
     delete = properties.delete(taken=[*key.ordinals, *order.ordinals])
     reading = properties.reading()
     history = properties.flag(VERSIONS)
@@ -156,7 +157,7 @@ def _parse(source: SourceFile) -> Iterator[_Property]:
     try:
         for element in javaproperties.parse(io.BytesIO(content)):
             if isinstance(element, javaproperties.KeyValue):
-                if element.value.strip() == "{" or element.key == "}":
+                if element.value.endswith("{") or element.key.endswith(("{", "}")):
                     raise source.error(
                         "unreadable-source",
                         line,
@@ -183,7 +184,7 @@ class _Properties:
             if one.option is None:
                 continue
             first = self.by_option.setdefault(one.option, one)
-            if first.value.strip() != one.value.strip():
+            if first.value != one.value:
                 raise self._contradiction(first, one)
             if first is not one:
                 self._idle[one] = f"it repeats line {first.line}"
@@ -212,10 +213,13 @@ class _Properties:
             raise self._bad(found, "expected each ordinal once")
         return _Part((Setting("key", tuple(map(_column, ordinals)), found.origin),), (found,), ordinals)
 
-    def order(self) -> _Part:
+    def order(self, taken: tuple[int, ...]) -> _Part:
+        """``taken``: the ordinals of the key: each version would be a key of its own."""
         found, numeric = self.by_option.get(ORDER), self.flag(NUMERIC)
         ordinal = self._ordinal(found)
         if found and ordinal is not None:
+            if ordinal in taken:
+                raise self._contradicts(found, "the same field is part of the key")
             type_ = "string" if numeric and not numeric.is_true else "bigint"
             name = _column(ordinal)
             given = (found, numeric) if numeric else (found,)
@@ -244,6 +248,8 @@ class _Properties:
         if operation and ordinal is not None:
             if ordinal in taken:
                 raise self._contradicts(operation, "the same field is part of the key or the order")
+            if code and not code.value:
+                raise self._bad(code, "expected the text of an operation")
             if prefix:
                 self._idle[prefix] = f"chombo does not look at it if {OPERATION} is set"
             value = code.value if code else "D"

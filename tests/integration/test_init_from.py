@@ -195,6 +195,10 @@ def test_that_file_and_answer_agree() -> None:
         (CHOMBO + "rsbm.op.code.field.ordinal=17\n", "ordinal-out-of-range", 4),
         (CHOMBO + "rsbm.op.code.field.ordinal=5\n", "contradictory-source", 4),
         (CHOMBO + "rsbm.op.code.field.ordinal=\n", "bad-property", 4),
+        (CHOMBO + "rsbm.op.code.field.ordinal=4\nrsbm.deleted.op.code=\n", "bad-property", 5),
+        (CHOMBO.replace("=0\n", "=0,5\n"), "contradictory-source", 2),
+        (CHOMBO + "field.delim.regex=\\t\nfield.delim.in=\\u0020\n", "contradictory-source", 5),
+        ("a=b\nrecordSetBulkMutator{\n  sync.mode = full\n}\n", "unreadable-source", 2),
         (CHOMBO.replace("=5", "=3"), "contradictory-source", 2),  # 45.50 is no whole number
         (CHOMBO.replace("rsbm.deleted.record.file.prefix=del\n", ""), "no-delete-rule", None),
         (CHOMBO.replace("prefix=del", "prefix="), "no-delete-rule", 3),
@@ -315,6 +319,16 @@ def test_that_parquet_is_adopted_where_it_is(here: Path) -> None:
     found = hive(versioned + STAGE, "--config", "other.toml")
     assert found["proposed"]["processed"] == "/land/sell-processed"
     assert ("LOCATION", f"{here}/warehouse/sell") in {(one["name"], one["value"]) for one in found["no_counterpart"]}
+
+
+def test_that_other_files_are_left_where_they_are(here: Path) -> None:
+    for stored in ("TEXTFILE", "RCFILE", "ORC"):
+        table = KEYED.replace("TBL", f"STORED AS {stored} LOCATION '{here}/warehouse/sell' TBL")
+        found = hive(table + STAGE, "--dry-run")
+        assert found["proposed"]["processed"] == "/land/sell-processed"
+        listed = {(one["name"], one["value"]) for one in found["no_counterpart"]}
+        assert ("LOCATION", f"{here}/warehouse/sell") in listed
+        assert any(name == "files" for name, _ in listed)
 
 
 def test_formats_of_landing_files() -> None:
