@@ -203,7 +203,7 @@ def test_query_that_writes_to_a_file_of_the_table_changes_nothing_even_if_it_wer
     path = lake.table.files()[0].path
     before = Path(path).read_bytes()
     connection = duckdb.connect()
-    ours._lock(connection, [path])
+    ours.lock(connection, [path])
     with pytest.raises(duckdb.Error):
         connection.execute(f"copy (select 1 as a) to '{path}' (format parquet)")
     connection.close()
