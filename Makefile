@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-long test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers bench bench-peers peers bench-latency \
+.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-integration-2 test-others test-long test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers bench bench-peers peers bench-latency \
     bench-kernels bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
@@ -46,14 +46,16 @@ demo-azure: setup servers ## the same on Azure Storage: a real server on loopbac
 	    --lake az://lake/demo --queue azqueue://devstoreaccount1/lake $(DEMO_ARGS)
 
 test: setup $(if $(CI),servers) ## all tests but those of `make test-long`, `make test-crash`, `make test-big`, `make test-readers` and `make test-spark-cluster`
-	@$(MAKE) --jobs 5 --no-print-directory test-integration test-spark test-others test-aws test-azure
+	@$(MAKE) --jobs 6 --no-print-directory test-integration test-integration-2 test-spark test-others test-aws test-azure
 
+SECOND_HALF := $(wildcard tests/integration/test_[i-z]*.py)
 test-spark: TESTS := -m "not long and not crash and not big and not readers and not cluster and spark"
 test-aws: TESTS := -m "not long and not crash and not big and not readers and cloud and not azure"
 test-azure: TESTS := -m "not long and not crash and not big and not readers and azure"
-test-integration: TESTS := -m "not long and not crash and not big and not readers and not spark and not cloud" tests/integration
+test-integration: TESTS := -m "not long and not crash and not big and not readers and not spark and not cloud" $(filter-out $(SECOND_HALF),$(wildcard tests/integration/test_*.py))
+test-integration-2: TESTS := -m "not long and not crash and not big and not readers and not spark and not cloud" $(SECOND_HALF)
 test-others: TESTS := -m "not long and not crash and not big and not readers and not spark and not cloud" --ignore tests/integration
-test-spark test-aws test-azure test-integration test-others:
+test-spark test-aws test-azure test-integration test-integration-2 test-others:
 	@$(BIN)/pytest $(TESTS)
 
 test-long: setup $(if $(CI),servers) ## what `make test` leaves to CI: programs with a JVM of their own, whole products of types, examples and servers; minutes
