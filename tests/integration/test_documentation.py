@@ -220,6 +220,7 @@ def test_data_parse(block: Block) -> None:
     assert PARSERS[block.kind](block.text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", STORIES)
 def test_story_runs_from_its_first_block_to_its_last(page: str, tmp_path: Path) -> None:
     parts = [
