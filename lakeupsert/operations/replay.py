@@ -23,7 +23,7 @@ from lakeupsert.engine.replay import new_columns_of, replay_rows
 from lakeupsert.engine.reports import Refused, Report, touched_by
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.accept import RowRules
-from lakeupsert.pipeline.commit import AppendResult, commit_batch, examples_of, send_messages
+from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.discover import Ground, read_heads
 from lakeupsert.pipeline.next_spec import plan_spec, unfit_files
 from lakeupsert.pipeline.opened import OpenTable
@@ -112,18 +112,7 @@ def _attempt(
 def _plan(table: OpenTable, ground: Ground, known: TableSpec, files: Sequence[ReplayedFile]) -> _Plan:
     """Plan the spec: with the given types, and with columns that only rows which pass now bring."""
     spec, warnings = plan_spec(table, known, ())
-    job = AppendJob(
-        landing=table.landing,
-        store=table.store,
-        inputs=(),
-        reading=table.settings.reading,
-        rules=RowRules(spec, ground.received_at),
-        batch_id=ground.batch_id,
-        spec_version=ground.version_of(spec),
-        start=ground.start,
-        stored_bits=ground.stored_bits,
-        bucket_bytes=table.settings.bucket_bytes,
-    )
+    job = batch_job(table, ground, spec)
     renames = renames_of(table, spec, ground.start - 1)
     if new := new_columns_of(job, files, renames):
         fit = [survey for survey in new if not list(unfit_files(spec, [survey]))]

@@ -26,12 +26,11 @@ from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.engine.reports import touched_by
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.key_list import KeyList, read_keys
 from lakeupsert.operations.run import merge_and_publish
 from lakeupsert.operations.statement_rows import Changes, RowChoice
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.commit import AppendResult, commit_batch, send_messages
+from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, send_messages
 from lakeupsert.pipeline.dedupe import PartitionResult
 from lakeupsert.pipeline.discover import Ground, read_heads
 from lakeupsert.pipeline.drain_queues import DrainOptions
@@ -146,7 +145,8 @@ def _attempt(table: OpenTable, options: StatementOptions, keys: KeyList | None) 
     behind = table.unpublished(ground.snapshot.body if ground.snapshot else None, ground.head.number)
     lacking = behind if options.snapshot == "published" else {}
     choice = RowChoice(view, options.where, keys)
-    changes = Changes(spec, assignments, None if options.dry else _job(table, ground, spec))
+    job = replace(batch_job(table, ground, spec), new_pack=TableObjects.new_statement)
+    changes = Changes(spec, assignments, None if options.dry else job)
     try:
         for chosen in choice.rows():
             if chosen.partition in lacking:
@@ -179,22 +179,6 @@ def _view(table: OpenTable, options: StatementOptions, ground: Ground, spec: Tab
     if ground.snapshot is None:
         return View(table.objects, spec, Snapshot(batch=0, spec_version=0), None)
     return View(table.objects, spec, ground.snapshot.body, ground.snapshot.number)
-
-
-def _job(table: OpenTable, ground: Ground, spec: TableSpec) -> AppendJob:
-    return AppendJob(
-        landing=table.landing,
-        store=table.store,
-        inputs=(),
-        reading=table.settings.reading,
-        rules=RowRules(spec, ground.received_at),
-        batch_id=ground.batch_id,
-        spec_version=ground.version_of(spec),
-        start=ground.start,
-        new_pack=TableObjects.new_statement,
-        stored_bits=ground.stored_bits,
-        bucket_bytes=table.settings.bucket_bytes,
-    )
 
 
 def _commit(

@@ -22,11 +22,10 @@ from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.reports import FileFailed, FileRead, Refused, Report, Written, touched_by
 from lakeupsert.engine.settle import count_keys_in_several_partitions
 from lakeupsert.errors import RefusedError
-from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.files import Survey, format_of
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.commit import AppendResult, commit_batch, examples_of, send_messages
+from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.discover import Ground, Request, discover, refuse_all_skipped
 from lakeupsert.pipeline.full_extract import (
     NO_EXTRACT,
@@ -222,18 +221,10 @@ def _plan(
     spec, warnings = plan_spec(table, ground.spec, planned)
     groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
     surveyed = {s.path for s in surveys}
-    job = AppendJob(
-        landing=table.landing,
-        store=table.store,
+    job = replace(
+        batch_job(table, ground, spec),
         inputs=tuple(replace(i, row_groups=groups.get(i.path), surveyed=i.path in surveyed) for i in readable),
-        reading=table.settings.reading,
-        rules=RowRules(spec, ground.received_at),
-        batch_id=ground.batch_id,
-        spec_version=ground.version_of(spec),
-        start=ground.start,
         full=request.full is not None,
-        stored_bits=ground.stored_bits,
-        bucket_bytes=table.settings.bucket_bytes,
         compared=min(1.0, COMPARED_BYTES / max(1, sum(i.size for i in readable))),
     )
     return _Plan(job, planned, unreadable, tuple(warnings))

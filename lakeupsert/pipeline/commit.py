@@ -23,6 +23,7 @@ from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.reports import Refused, Report
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.events import BatchCommit
+from lakeupsert.landing.accept import RowRules
 from lakeupsert.pipeline.discover import Ground
 from lakeupsert.pipeline.key_places import settle_keys
 from lakeupsert.pipeline.opened import OpenTable
@@ -30,6 +31,7 @@ from lakeupsert.pipeline.retypes import enter, is_waiting
 from lakeupsert.queue import Message
 from lakeupsert.table.chain import LOST, Link, Lost, Outcome
 from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.spec import TableSpec
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,22 @@ class AppendResult:
 def examples_of(reports: Iterable[Report]) -> dict[str, str]:
     """One refused row for each reason, for people."""
     return {code: text for r in reports if isinstance(r, Refused) for code, text in r.examples.items()}
+
+
+def batch_job(table: OpenTable, ground: Ground, spec: TableSpec) -> AppendJob:
+    """The row work of a batch on this ground, without landing files."""
+    return AppendJob(
+        landing=table.landing,
+        store=table.store,
+        inputs=(),
+        reading=table.settings.reading,
+        rules=RowRules(spec, ground.received_at),
+        batch_id=ground.batch_id,
+        spec_version=ground.version_of(spec),
+        start=ground.start,
+        stored_bits=ground.stored_bits,
+        bucket_bytes=table.settings.bucket_bytes,
+    )
 
 
 def commit_batch(
