@@ -331,6 +331,7 @@ def test_connection_string_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch,
     assert "secret" not in str(raised.value)
 
 
+@pytest.mark.long
 def test_nobody_listens(azure: Server, monkeypatch: pytest.MonkeyPatch, impatient: None) -> None:
     given = azure.env["AZURE_STORAGE_CONNECTION_STRING"]
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", given.replace(str(azure.port), str(free_port())))

@@ -36,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "key index": {"key_scope": "table"},
     "forgetting": {"tombstone_retention": "0s"},
 }
-SOME = list(KINDS) if ALL_KINDS else ["delta", "key index"]
+SOME = list(KINDS) if ALL_KINDS else ["delta", pytest.param("key index", marks=pytest.mark.long)]
 
 
 def made(folder: Path, kind: str) -> Lake:

@@ -61,7 +61,12 @@ def _lake(days: int) -> pa.Table:
 
 
 @pytest.mark.parametrize(
-    ("write", "engine", "days"), [(by_spark, "arrow", 30), (by_pandas, "spark", 30), (by_duckdb, "arrow", 120)]
+    ("write", "engine", "days"),
+    [
+        pytest.param(by_spark, "arrow", 30, marks=pytest.mark.long),
+        (by_pandas, "spark", 30),
+        (by_duckdb, "arrow", 120),
+    ],
 )
 def test_a_night_over_an_adopted_folder(tmp_path: Path, spark: Any, write: Writer, engine: Any, days: int) -> None:
     lake = _lake(days)

@@ -112,7 +112,7 @@ S3 = [
     pytest.param(refuse(403, "ExpiredToken"), 2, "bad-credentials", "renew", id="expired token"),
     pytest.param(refuse(403, "ExpiredToken", "PUT"), 2, "bad-credentials", "renew", id="token expires meanwhile"),
     pytest.param(PAGE, 75, "store-unreachable", "endpoint", id="web page"),
-    pytest.param(refuse(503, "SlowDown"), 75, "store-unreachable", "again", id="503 storm"),
+    pytest.param(refuse(503, "SlowDown"), 75, "store-unreachable", "again", id="503 storm", marks=pytest.mark.long),
     pytest.param(refuse(503, "SlowDown", "PUT"), 75, "store-unreachable", "again", id="503 storm on writes"),
 ]
 # A header that is taken out breaks the signature, so this server takes everything. Of S3: tests/contract.
@@ -128,8 +128,15 @@ BLOBS = [
     pytest.param(refuse(401, "InvalidAuthenticationInfo", "PUT"), 2, "bad-credentials", "az login", id="token expires"),
     pytest.param(TAKES_ALL, 2, "conditions-ignored", "header", id="no conditions"),
     pytest.param(PAGE, 75, "store-unreachable", "endpoint", id="web page"),
-    pytest.param(refuse(503, "ServerBusy"), 75, "store-unreachable", "again", id="503 storm"),
-    pytest.param(refuse(503, "ServerBusy", "PUT"), 75, "store-unreachable", "again", id="503 storm on writes"),
+    pytest.param(refuse(503, "ServerBusy"), 75, "store-unreachable", "again", id="503 storm", marks=pytest.mark.long),
+    pytest.param(
+        refuse(503, "ServerBusy", "PUT"),
+        75,
+        "store-unreachable",
+        "again",
+        id="503 storm on writes",
+        marks=pytest.mark.long,
+    ),
 ]
 
 
@@ -197,10 +204,14 @@ def test_run_says_which_role_of_azures_queues_is_missing(azure_cloud: Cloud, met
     [
         pytest.param("aws", PAGE, 2, "queue-unusable", id="SQS: web page"),
         pytest.param("aws", Rule("answer", status=503), 75, "queue-busy", id="SQS: 503 storm"),
-        pytest.param("aws", Rule("lose"), 75, "queue-unreachable", id="SQS: no answer"),
+        pytest.param("aws", Rule("lose"), 75, "queue-unreachable", id="SQS: no answer", marks=pytest.mark.long),
         pytest.param("azure_cloud", PAGE, 2, "queue-unusable", id="Azure: web page"),
-        pytest.param("azure_cloud", refuse(503, "ServerBusy"), 75, "queue-busy", id="Azure: 503 storm"),
-        pytest.param("azure_cloud", Rule("lose"), 75, "queue-unreachable", id="Azure: no answer"),
+        pytest.param(
+            "azure_cloud", refuse(503, "ServerBusy"), 75, "queue-busy", id="Azure: 503 storm", marks=pytest.mark.long
+        ),
+        pytest.param(
+            "azure_cloud", Rule("lose"), 75, "queue-unreachable", id="Azure: no answer", marks=pytest.mark.long
+        ),
     ],
 )
 def test_run_says_what_is_wrong_with_the_queue(

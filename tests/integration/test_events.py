@@ -293,6 +293,7 @@ def test_worker_forgets_2_000_results(lake: Lake, workers: str, monkeypatch: pyt
     assert of_kind(lines, "merge") == []
 
 
+@pytest.mark.long
 def test_worker_forgets_batches_that_readers_see(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opened, "KEPT_ENTRIES", 3)
     lake.run()

@@ -170,6 +170,7 @@ def test_reconcile_sends_what_got_lost_and_needs_no_table(
     assert lake.rows() == lake.expected(1)
 
 
+@pytest.mark.long
 def test_poison_partition_is_tried_and_buried_with_its_reason(
     lake: Lake, azure: Server, functions: ModuleType, two_am: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

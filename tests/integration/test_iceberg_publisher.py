@@ -489,6 +489,7 @@ def test_rest_catalog(tmp_path: Path, iceberg_rest: Server) -> None:
     assert problem.code == "iceberg-table-taken"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("few_metadata_files")
 def test_glue(
     tmp_path: Path, moto: Server, new_place: Callable[[Server], str], new_sqs_queue: Callable[..., str]

@@ -123,7 +123,10 @@ def call(*args: str) -> Any:
     return json.loads(result.stdout)
 
 
-@pytest.mark.parametrize("name", SETS)
+LARGE = "flights of a year"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n == LARGE else n for n in SETS])
 def test_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     file, content, expected = SETS[name]
     monkeypatch.chdir(tmp_path)

@@ -478,6 +478,7 @@ LEASE_SECONDS = 3
 HASTY = f"import lakeupsert.pipeline.drain_queues as d; d.LEASE_SECONDS = {LEASE_SECONDS}"
 
 
+@pytest.mark.long
 def test_messages_of_a_killed_function_come_back_long_before_the_queue_shows_them(
     appended: Lake, versitygw: Server, elasticmq: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -514,6 +515,7 @@ def test_messages_of_a_killed_function_come_back_long_before_the_queue_shows_the
     assert appended.rows() == appended.expected(1)
 
 
+@pytest.mark.long
 def test_messages_come_back_later_where_the_store_is_away(
     appended: Lake, versitygw: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,7 @@ def read_by(proxy: FaultProxy, step: Callable[[], object]) -> tuple[Counter[str]
     ("bucket", "buckets", "chosen"),
     [
         ("64MiB", 1, "rewrite"),
-        ("600KiB", 16, "rewrite"),
+        pytest.param("600KiB", 16, "rewrite", marks=pytest.mark.long),
         ("600KiB", 16, "delta"),
         pytest.param("80KiB", 128, "delta", marks=pytest.mark.big),
     ],

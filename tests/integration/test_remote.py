@@ -131,6 +131,7 @@ def night(proxy: FaultProxy, new_place: NewPlace, tmp_path: Path) -> Callable[[]
     return land
 
 
+@pytest.mark.long
 def test_night_that_dies_at_a_write_is_finished_by_the_next(night: Callable[[], Lake]) -> None:
     writes = ("create", "put")
     lake = night()
@@ -151,6 +152,7 @@ def test_night_that_dies_at_a_write_is_finished_by_the_next(night: Callable[[], 
                 raise
 
 
+@pytest.mark.long
 def test_night_whose_answers_are_lost_goes_on(proxy: FaultProxy, night: Callable[[], Lake]) -> None:
     lake = night()
     proxy.log.clear()
@@ -167,6 +169,7 @@ def test_night_whose_answers_are_lost_goes_on(proxy: FaultProxy, night: Callable
         assert [n for n, e in lake.entries() if e.kind == "batch"] == [1], "the batch was appended again"
 
 
+@pytest.mark.long
 def test_one_answer_in_ten_is_lost(proxy: FaultProxy, night: Callable[[], Lake]) -> None:
     lake = night()
     proxy.rules = (Rule("lose", chance=0.1), refuse(503, "SlowDown", chance=0.1))
@@ -307,6 +310,7 @@ def test_existing_folder_is_adopted(
     assert command("adopt", f"{place}/processed")["rows"] == 1
 
 
+@pytest.mark.long
 def test_spark_tasks_append(
     server: Server, new_place: NewPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -359,6 +359,7 @@ def names_of(lake: Lake, batch_file: str) -> bool:
     return any(kind == "schema" for kind, _ in kinds[:at])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [{}, {"new": 1}])
 def test_rename_amid_an_append_never_puts_values_under_another_name(more: dict[str, Any], lake: Lake) -> None:
     """Also where the append brings a column, and with it a spec of its own."""

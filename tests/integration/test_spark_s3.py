@@ -90,6 +90,7 @@ def test_scan_of_40_partitions_is_native_and_pruned(lake: Lake, proxy: FaultProx
     assert all("d%3D2020-02-01" in path for path in asked), "not even the names of others are asked for"
 
 
+@pytest.mark.long
 def test_snapshots_and_latest_are_read_as_of_a_local_table(lake: Lake, s3a: Any) -> None:
     for number, rows in enumerate(NIGHTS):
         lake.land(f"{number}.jsonl", rows)

@@ -94,6 +94,7 @@ def test_two_nights_are_exact(tmp_path: Path, spark: Any, engine: EngineName) ->
     two_nights(tmp_path, spark, engine)
 
 
+@pytest.mark.long
 def test_spark_starts_without_a_word() -> None:
     """But for a line that the JVM itself writes about a module of Spark 4."""
     start = "from lakeupsert import sparkenv; sparkenv.prepare(); from lakeupsert.engine.spark_session import session; session()"

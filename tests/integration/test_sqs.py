@@ -142,6 +142,7 @@ def test_run_sends_again_what_a_queue_has_lost(lake: Lake) -> None:
     assert lake.rows() == lake.expected(2)
 
 
+@pytest.mark.long
 def test_append_commits_though_its_queue_is_away_and_reconcile_sends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

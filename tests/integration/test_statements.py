@@ -260,7 +260,7 @@ def test_a_restore_withdraws_and_brings_back_a_statement(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("key_scope", ["partition", "table"])
+@pytest.mark.parametrize("key_scope", ["partition", pytest.param("table", marks=pytest.mark.long)])
 def test_struck_at_every_call_it_is_done_once(tmp_path: Path, fault: Fault, key_scope: str) -> None:
     lake = Lake(tmp_path / "lake", key_scope=key_scope)
     lake.land("1.jsonl", [row(k, day, 2, 1) for k, day in (("a", 0), ("b", 1))])

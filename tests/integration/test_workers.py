@@ -152,7 +152,7 @@ def test_run_finishes_after_a_worker_was_killed(begin: Begin, lake: Lake, proxy:
     assert lake.rows() == lake.expected(1)
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", [pytest.param("1", marks=pytest.mark.long), "2"])
 def test_health_file_is_touched_while_it_merges_and_while_it_waits(
     begin: Begin, lake: Lake, proxy: FaultProxy, tmp_path: Path, processes: str
 ) -> None:

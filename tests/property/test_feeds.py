@@ -686,7 +686,7 @@ def row_of(spec: TableSpec, records: Sequence[Record]) -> tuple[Record | None, l
     return row, used
 
 
-@pytest.mark.parametrize("seed", seeds(ROUNDS // 5))
+@pytest.mark.parametrize("seed", seeds(ROUNDS // 5, pytest.mark.long))
 def test_each_column_is_that_of_the_greatest_record_that_brings_it(
     seed: int, engines: list[Engine], tmp_path_factory: Any
 ) -> None:
