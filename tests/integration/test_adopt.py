@@ -64,7 +64,7 @@ def _lake(days: int) -> pa.Table:
     ("write", "engine", "days"),
     [
         pytest.param(by_spark, "arrow", 30, marks=pytest.mark.long),
-        (by_pandas, "spark", 30),
+        pytest.param(by_pandas, "spark", 30, marks=pytest.mark.long),
         (by_duckdb, "arrow", 120),
     ],
 )

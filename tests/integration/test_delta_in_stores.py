@@ -34,7 +34,7 @@ def storage_options(server: Server) -> Mapping[str, str]:
     }
 
 
-@pytest.fixture(params=["versitygw", "azurite", "gcs"])
+@pytest.fixture(params=["versitygw", pytest.param("azurite", marks=pytest.mark.long), "gcs"])
 def server(request: pytest.FixtureRequest) -> Server:
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
 

@@ -260,6 +260,7 @@ def test_requirements_have_what_the_functions_import() -> None:
     assert "pyspark" not in locked
 
 
+@pytest.mark.long
 def test_receipts_through_the_functions_are_exact(
     azure: Server,
     new_place: Callable[[Server], str],

@@ -300,7 +300,7 @@ def faulty_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("begins", [False, True], ids=["goes on", "begins"])
+@pytest.mark.parametrize("begins", [False, pytest.param(True, marks=pytest.mark.long)], ids=["goes on", "begins"])
 @pytest.mark.usefixtures("faulty_catalog")
 def test_fault_at_every_call_of_a_publish_is_healed_by_the_next(
     folder: Path, uri: str, fault: Fault, begins: bool

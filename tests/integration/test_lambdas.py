@@ -393,6 +393,7 @@ def test_bad_messages_are_buried_and_the_others_merged(appended: Lake) -> None:
     assert appended.rows() == appended.expected(1)
 
 
+@pytest.mark.long
 def test_poison_partition_is_given_back_alone_and_buried_at_its_last_try(
     appended: Lake, versitygw: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

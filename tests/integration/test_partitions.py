@@ -149,7 +149,9 @@ def test_statements_find_their_rows(folder: Path, partition_by: tuple[str, ...])
     assert not lake.table.reconcile(deep=True).unbalanced
 
 
-@pytest.mark.parametrize("partition_by", KINDS, ids=str)
+@pytest.mark.parametrize(
+    "partition_by", [*(pytest.param(k, marks=pytest.mark.long) for k in (WHOLE, HASHED)), BELOW], ids=str
+)
 def test_every_reader_and_spark_agree(folder: Path, partition_by: tuple[str, ...], spark: Any) -> None:
     lake = nights(Lake(folder / "lake", partition_by=partition_by, strategy="delta", engine="spark"))
     lake.check()

@@ -528,7 +528,7 @@ def test_a_restore_between_plan_and_work_brings_back_what_was_not_read(lake: Lak
 # ---------------------------------------------------------------- faults
 
 
-@both
+@pytest.mark.parametrize("source", ["stored", pytest.param("landing", marks=pytest.mark.long)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_struck_anywhere_a_rerun_is_exact(lake: Lake, source: Source, fault: Fault) -> None:
     lake.land("5.jsonl", [row("b", 0, 8, 5), row("e", 2, 1, 5)])

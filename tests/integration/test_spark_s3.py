@@ -62,6 +62,7 @@ def executed(frame: Any) -> str:
 # ---------------------------------------------------------------- reads
 
 
+@pytest.mark.long
 def test_scan_of_40_partitions_is_native_and_pruned(lake: Lake, proxy: FaultProxy, s3a: Any) -> None:
     lake.land("quarter.jsonl", [row(k, day, day, v) for day in range(40) for v, k in enumerate("abc")])
     lake.run()

@@ -145,7 +145,7 @@ def rows(store: LocalStore, files: tuple[DataFile, ...], schema: Any) -> list[st
     return [repr(r) for f in files for r in read_file(store, f, schema).to_pylist()]
 
 
-SOME = ("text key, float order", "composite key, two orders")
+SOME = ("composite key, two orders",)
 
 
 @pytest.mark.parametrize("name", [*SOME, *(pytest.param(n, marks=pytest.mark.long) for n in TABLES if n not in SOME)])

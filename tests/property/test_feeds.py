@@ -297,7 +297,7 @@ def written(store: LocalStore, spec: TableSpec, number: int, feeds: dict[str, li
     return list(settle_and_write(job, [pa.table(columns, schema=schema)]))
 
 
-@pytest.mark.parametrize("seed", seeds(ROUNDS * 2 // 5))
+@pytest.mark.parametrize("seed", seeds(ROUNDS * 2 // 5, pytest.mark.long))
 def test_any_order_split_and_repetition_make_the_same_table(
     seed: int, engines: list[Engine], tmp_path_factory: Any
 ) -> None:

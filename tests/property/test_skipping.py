@@ -297,7 +297,7 @@ def check_pyiceberg(table: IcebergTable, rows: pa.Table, one: Filter) -> int:
 
 
 @pytest.mark.parametrize("renames", [False, True])
-@pytest.mark.parametrize("seed", range(3 * TIMES))
+@pytest.mark.parametrize("seed", range(2 * TIMES))
 def test_no_file_with_a_row_is_skipped(
     seed: int, renames: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -462,7 +462,7 @@ def examples(number: int) -> settings:
 
 
 def test_lake_under_upkeep_equals_a_dict_after_every_step() -> None:
-    run_state_machine_as_test(UpkeepMachine, settings=examples(15))
+    run_state_machine_as_test(UpkeepMachine, settings=examples(10))
 
 
 def test_lake_of_keys_that_move_equals_a_dict_under_upkeep() -> None:
@@ -471,4 +471,4 @@ def test_lake_of_keys_that_move_equals_a_dict_under_upkeep() -> None:
     class OneRowAKey(UpkeepMachine):
         key_scope = "table"
 
-    run_state_machine_as_test(OneRowAKey, settings=examples(8))
+    run_state_machine_as_test(OneRowAKey, settings=examples(6))
