@@ -210,6 +210,9 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     key_scope: Literal["partition", "table"] = "partition"
     """Whether a key has one row per partition, or one in the table. In the latter case a record for another partition moves
     it."""
+    unknown_deletes: Literal["keep", "quarantine"] = "keep"
+    """With `key_scope = "table"`: what becomes of a delete that brings its key alone if no record has come for the key. ``keep``:
+    older records of the key stay dead, whatever their partition."""
     history: bool = False
     """Keep superseded versions of rows. Readers of the history see when each version was valid."""
     format: Format = "auto"
@@ -818,6 +821,9 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
     if settings.key_scope == "table":
         alone = {"ties": "arrival", "mode": "rows", "tombstone_retention": None, "on_failed_partition": "hold"}
         _check_alone(settings, alone, 'not supported with key_scope = "table"', refuse)
+    if settings.key_scope == "partition" or settings.delete is None:
+        expected = 'it has no effect without key_scope = "table" and [delete]'
+        _check_alone(settings, {"unknown_deletes": "keep"}, expected, refuse)
     _check_delete(settings, refuse)
     for setting, what in {
         "key": "column",

@@ -55,6 +55,7 @@ def append_result(appended: "AppendResult | None") -> dict[str, object]:
                 "rows_quarantined": entry.rows_quarantined,
                 "keys_in_several_partitions": appended.scattered,
                 "keys_moved": entry.keys_moved,
+                "unknown_deletes": entry.unknown_deletes,
                 "bytes_written": sum(t.bytes for t in entry.touched.values()),
                 "touched_partitions": list(entry.touched),
                 "host": host_result(entry.host),
@@ -244,6 +245,10 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
     ]
     if entry.keys_moved:
         facts.append(("", f"{count(entry.keys_moved, 'key')} moved from one partition to another"))
+    if entry.unknown_deletes and "unknown_key" not in entry.quarantined:
+        facts.append(
+            ("", f"{count(entry.unknown_deletes, 'delete')} of keys that no record has come for, kept for older ones")
+        )
     if appended.scattered:
         occur = f"{count(appended.scattered, 'key')} {'occurs' if appended.scattered == 1 else 'occur'} in several partitions"
         facts.append(("", f'{occur}; each partition keeps its own row (key_scope = "partition")'))
@@ -251,7 +256,7 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
         facts.append(("quarantined", f"{quarantined_rows(appended)} (`lakeupsert quarantine` shows them)"))
         facts += [("", f"in {place}") for place in quarantine_places(appended, settings)]
         facts += [("", f"{code}, for example {appended.examples[code]}") for code in sorted(appended.examples)]
-        facts += [("", f"{code}: {_REMEDIES[code]}") for code in sorted(appended.examples) if code in _REMEDIES]
+        facts += [("", f"{code}: {_REMEDIES[code]}") for code in sorted(entry.quarantined) if code in _REMEDIES]
         if others := sorted(appended.examples.keys() - _REMEDIES):
             remedy = "fix these rows at the source and land them again, in a new or corrected file"
             facts.append(("", f"{', '.join(others)}: {remedy}"))

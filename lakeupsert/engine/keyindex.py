@@ -14,6 +14,9 @@ A row of the index has the key columns and the ordering columns, no payload. Has
 their keys, so two keys with the same hash stay two keys. A delete stays in the index, so that older records of its key stay
 dead in every partition. `rank.sort_by_rank` decides which record wins, as everywhere.
 
+A delete that brings its key alone counts as one for the partition where its key is, or was deleted; for a key that never came see
+`UnknownKeys`.
+
 Memory: the rows of one range, and key and order of the keys that move. Ranges grow beyond 2^`MOST_BITS` of them.
 """
 
@@ -40,6 +43,7 @@ from lakeupsert.engine.merge import AGE
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.adopted import refuse_null_keys
+from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.rows.arrays import Column, Hashes, Indices, Mask, Rows
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.rows.convert import as_mask
@@ -54,7 +58,7 @@ from lakeupsert.rows.datafiles import (
     write_to_pack,
 )
 from lakeupsert.rows.digest import Digest
-from lakeupsert.rows.floor import PARTITION
+from lakeupsert.rows.floor import PARTITION, is_among
 from lakeupsert.rows.rank import sort_by_key, sort_by_rank
 from lakeupsert.rows.vectors import mark_deleted
 from lakeupsert.storage import ObjectStore
@@ -85,6 +89,7 @@ FILES_A_CALL = 1 << 14
 _HASH = "_lakeupsert_hash"
 _SOURCE = "_lakeupsert_source"
 _ALIVE = "_lakeupsert_alive"
+_ALONE = "_lakeupsert_alone"
 
 
 @dataclass(frozen=True)
@@ -126,12 +131,16 @@ class Settled:
         keys: the batch's changes of the index.
         index: the index from before the batch with all changes in it; None if it was not rewritten.
         objects: all objects that were written.
+        unknown: how many deletes brought the key alone of a key that has no record; if they are not kept, ``refused`` has them,
+            with `_SOURCE`, and no file has.
     """
 
     touched: dict[str, Touched]
     keys: tuple[DataFile, ...]
     index: tuple[DataFile, ...] | None
     objects: frozenset[str]
+    unknown: int = 0
+    refused: tuple[Rows, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,21 +170,37 @@ def key_schema(spec: TableSpec) -> pa.Schema:
     return pa.schema([pa.field(_HASH, pa.uint64()), *spec.tombstone_schema, *place])
 
 
+@dataclass(frozen=True)
+class UnknownKeys:
+    """What becomes of a delete that brings its key alone, if the key has no record: it is refused, or ``kept`` in ``partition``,
+    where it meets no row."""
+
+    partition: str
+    kept: bool
+
+
 def settle(
-    to: IndexTarget, touched: dict[str, Touched], index: Sequence[DataFile], deltas: Sequence[DataFile], *, fold: bool
+    to: IndexTarget,
+    touched: dict[str, Touched],
+    index: Sequence[DataFile],
+    deltas: Sequence[DataFile],
+    *,
+    fold: bool,
+    unknown: UnknownKeys | None = None,
 ) -> Settled:
     """Settle the rows of a batch against the index: ``index`` with the changes ``deltas``, oldest first.
 
     The record of greatest rank of every key stays, wherever it came from; between equal orders an incoming one wins. Incoming
     rows that lose to a record in another partition are superseded here; those that lose within their own partition stay, for
     its merge to count. If a row wins against a record in another partition, a delete of the row's rank goes there. ``fold``:
-    rewrite the index.
+    rewrite the index. ``unknown``: needed if ``touched`` has `UNPLACED` deletes, which get their partitions here.
     """
     spec = to.spec
     files = [(partition, file) for partition, t in touched.items() for file in t.files]
     files.sort(key=lambda pair: (pair[1].name, pair[1].at or 0))
     packs = _Packs(to.store, [file for _, file in files])
     partitions = pa.array([partition for partition, _ in files], pa.string())
+    placed = _Placed(unknown)
     rows = sum(file.rows for _, file in files) + sum(file.rows for file in (*index, *deltas))
     losers = _Losers(spec, files)
     moved: list[Rows] = []
@@ -196,18 +221,38 @@ def settle(
                 stored = stored.filter(pa.array(_is_among(stored, hashes)))
             if incoming is None:
                 continue
+            incoming = placed.place(incoming, stored, partitions.take(incoming[_SOURCE].combine_chunks()), spec)
             order, wins = sort_by_rank(incoming, spec, (FILE, PLACE))
-            found = _look_up(incoming.take(order.filter(wins)), stored, partitions, spec)
+            best = incoming.take(order.filter(wins))
+            found = _look_up(best, stored, spec)
             moved.append(found.moved)
             keys.write(found.changes.take(pc.sort_indices(found.changes[_HASH])))
             losers.add(incoming.take(order.filter(pc.invert(wins))))
             losers.add(found.late)
-    result, vectors = _drop_losers(to, touched, losers)
-    if any(m.num_rows for m in moved):
-        result = _add_moved(to, result, pa.concat_tables(moved))
+            placed.add(best)
+    result, vectors = _drop_losers(to, touched, losers, unknown)
+    for some in (moved, placed.rows):
+        if any(rows.num_rows for rows in some):
+            result = _add_deletes(to, result, pa.concat_tables(some))
     deletes = {f.name for t in result.values() for f in t.files if TableObjects.is_moved(f.name)}
     objects = vectors | deletes | {f.name for f in (*keys.files, *folded)}
-    return Settled(dict(sorted(result.items())), tuple(keys.files), tuple(folded) if fold else None, frozenset(objects))
+    return Settled(
+        dict(sorted(result.items())),
+        tuple(keys.files),
+        tuple(folded) if fold else None,
+        frozenset(objects),
+        placed.unknown,
+        tuple(placed.refused),
+    )
+
+
+def find_known(
+    store: ObjectStore, spec: TableSpec, index: Sequence[DataFile], deltas: Sequence[DataFile], rows: Rows
+) -> Mask:
+    """Which ``rows`` have keys with a record in the index: ``index`` with the changes ``deltas``."""
+    hashed = _add_hashes(rows, spec)
+    hashes = np.unique(hashed[_HASH].to_numpy())
+    return is_among(rows, _read_index(store, spec, index, deltas, _Range(0, 0), hashes), spec)
 
 
 def rebuild_index(
@@ -334,8 +379,69 @@ class _Pairs:
     apart: Mask
 
 
-def _look_up(best: Rows, stored: Rows, partitions: Column, spec: TableSpec) -> _Found:
-    """``best`` and ``stored`` each have a key once. ``partitions`` has the partition of every source."""
+class _Placed:
+    """The deletes of a batch that bring their key alone.
+
+    Attributes:
+        rows: those that win within the batch, with the partitions that they get.
+        unknown: how many are of keys without a record.
+        refused: these, if they are not kept.
+    """
+
+    def __init__(self, unknown: UnknownKeys | None) -> None:
+        self.rows: list[Rows] = []
+        self.unknown = 0
+        self.refused: list[Rows] = []
+        self._unknown = unknown
+
+    def place(self, incoming: Rows, stored: Rows, partitions: Column, spec: TableSpec) -> Rows:
+        """``incoming`` with a partition for every row, without those that are refused. ``partitions``: those that rows name."""
+        alone = pc.equal(partitions, UNPLACED)
+        rows = incoming.append_column(PARTITION, partitions).append_column(_ALONE, alone)
+        if self._unknown is None or not pc.any(alone).as_py():
+            return rows
+        lonely, others = rows.filter(alone), rows.filter(pc.invert(alone))
+        found = _known_partitions(lonely, others, stored, spec)
+        unknown = found.is_null()
+        self.unknown += pc.sum(unknown).as_py()
+        lonely = lonely.set_column(
+            lonely.schema.get_field_index(PARTITION), PARTITION, found.fill_null(self._unknown.partition)
+        )
+        if not self._unknown.kept:
+            self.refused.append(lonely.filter(unknown))
+            lonely = lonely.filter(pc.invert(unknown))
+        return pa.concat_tables([others, lonely])
+
+    def add(self, best: Rows) -> None:
+        """Add those among the rows that win within the batch."""
+        if self._unknown is not None:
+            self.rows.append(best.filter(best[_ALONE]))
+
+
+def _known_partitions(lonely: Rows, others: Rows, stored: Rows, spec: TableSpec) -> pa.Array:
+    """For each ``lonely`` row the partition of its key's stored record, or else of another record of the batch, or null."""
+    hashes = np.unique(lonely[_HASH].to_numpy())
+    near = [rows.filter(pa.array(_is_among(rows, hashes))) for rows in (others, stored)]
+    both = pa.concat_tables(
+        [
+            rows.select([*spec.tombstone_schema.names, PARTITION]).append_column(AGE, _repeat(age, pa.int8(), rows))
+            for age, rows in enumerate((lonely, *near))
+        ]
+    )
+    order, wins = sort_by_rank(both, spec, (AGE,))
+    places, keys = order.to_numpy(), np.empty(both.num_rows, np.int64)
+    keys[places] = np.cumsum(as_mask(wins)) - 1
+    source = np.full(int(keys.max()) + 1, -1)
+    ages = both[AGE].to_numpy()[places]
+    for age in (1, 2):
+        some = places[ages == age][::-1]  # the greatest of a key comes last, and stays
+        source[keys[some]] = some
+    own = source[keys[: lonely.num_rows]]
+    return both[PARTITION].combine_chunks().take(pa.array(own, mask=own < 0))
+
+
+def _look_up(best: Rows, stored: Rows, spec: TableSpec) -> _Found:
+    """``best`` and ``stored`` each have a key once."""
     n = stored.num_rows
     both = pa.concat_tables(
         [
@@ -349,7 +455,7 @@ def _look_up(best: Rows, stored: Rows, partitions: Column, spec: TableSpec) -> _
     first = places[begins]
     second = np.where(alone, 0, places[np.minimum(begins + 1, len(places) - 1)])
     won = first >= n
-    here = partitions.take(best[_SOURCE].combine_chunks())
+    here = best[PARTITION].combine_chunks()
 
     def pairs(incoming: Indices, known: Indices) -> _Pairs:
         mine, theirs = pa.array(incoming - n), stored.take(pa.array(known))
@@ -358,13 +464,14 @@ def _look_up(best: Rows, stored: Rows, partitions: Column, spec: TableSpec) -> _
     newer = pairs(first[won & ~alone], second[won & ~alone])
     leaves = pa.array(newer.apart & ~as_mask(newer.stored[DELETE_FLAG]))
     movers = newer.incoming.filter(leaves)
-    moved = best.take(movers).drop_columns(DELETE_FLAG)
+    moved = best.take(movers).drop_columns([DELETE_FLAG, PARTITION])
+    moved = moved.append_column(DELETE_FLAG, _repeat(True, pa.bool_(), moved))
     moved = moved.append_column(PARTITION, newer.stored[PARTITION].filter(leaves))
     moved = moved.append_column(MOVED_TO, here.take(movers))
     older = pairs(second[~won & ~alone], first[~won & ~alone])
     late = best.take(older.incoming.filter(pa.array(older.apart)))
     winners = pa.array(first[won] - n)
-    changes = best.take(winners).append_column(PARTITION, here.take(winners)).select(key_schema(spec).names)
+    changes = best.take(winners).select(key_schema(spec).names)
     return _Found(changes, late, moved)
 
 
@@ -438,18 +545,25 @@ class _Losers:
     Attributes:
         files: the batch's files, each with its partition; `_SOURCE` is a place in this list.
         digests: of the rows, by partition.
+        placed: of those that brought their key alone, by the partition that they got.
     """
 
     def __init__(self, spec: TableSpec, files: Sequence[tuple[str, DataFile]]) -> None:
         self.files = files
         self.digests: defaultdict[str, Digest] = defaultdict(lambda: Digest(spec))
+        self.placed: defaultdict[str, Digest] = defaultdict(lambda: Digest(spec))
         self._positions: defaultdict[int, list[Indices]] = defaultdict(list)
 
     def add(self, rows: Rows) -> None:
         for number in pc.unique(rows[_SOURCE]).to_pylist():
             of_file = rows.filter(pc.equal(rows[_SOURCE], number))
-            self._positions[number].append(of_file[POSITION].to_numpy())
-            self.digests[self.files[number][0]].add(of_file)
+            partition = self.files[number][0]
+            if partition != UNPLACED:
+                self._positions[number].append(of_file[POSITION].to_numpy())
+                self.digests[partition].add(of_file)
+                continue
+            for placed in pc.unique(of_file[PARTITION]).to_pylist():
+                self.placed[placed].add(of_file.filter(pc.equal(of_file[PARTITION], placed)))
 
     def positions(self) -> list[Indices]:
         """For each file the positions of its rows."""
@@ -457,14 +571,23 @@ class _Losers:
         return [np.concatenate([nothing, *self._positions.get(number, [])]) for number in range(len(self.files))]
 
 
-def _drop_losers(to: IndexTarget, touched: dict[str, Touched], losers: _Losers) -> tuple[dict[str, Touched], set[str]]:
-    """``touched`` with these rows superseded, and the objects that were written for it."""
-    files = [file for _, file in losers.files]
-    live = mark_deleted(to.store, files, losers.positions(), partial(TableObjects.new_late, to.start))
+def _drop_losers(
+    to: IndexTarget, touched: dict[str, Touched], losers: _Losers, unknown: UnknownKeys | None
+) -> tuple[dict[str, Touched], set[str]]:
+    """``touched`` with these rows superseded and without `UNPLACED`, and the objects that were written for it."""
+    stays = [(file, at) for (p, file), at in zip(losers.files, losers.positions(), strict=True) if p != UNPLACED]
+    files = [file for file, _ in stays]
+    live = mark_deleted(to.store, files, [at for _, at in stays], partial(TableObjects.new_late, to.start))
     by_name = {(f.name, f.at): f for f in live}
     result = dict(touched)
+    alone = result.pop(UNPLACED, NOTHING)
+    for partition, placed in losers.placed.items():
+        result[partition] = _with_lost(result.get(partition, NOTHING), placed.rows, str(placed))
+    if unknown is not None and alone.superseded:
+        before = result.get(unknown.partition, NOTHING)
+        result[unknown.partition] = _with_lost(before, alone.superseded, alone.superseded_digest)
     for partition, digest in losers.digests.items():
-        before = touched[partition]
+        before = result[partition]
         result[partition] = msgspec.structs.replace(
             before,
             files=tuple(by_name[f.name, f.at] for f in before.files if (f.name, f.at) in by_name),
@@ -474,11 +597,25 @@ def _drop_losers(to: IndexTarget, touched: dict[str, Touched], losers: _Losers) 
     return result, {name for f in live for name in f.objects} - {name for f in files for name in f.objects}
 
 
-def _add_moved(to: IndexTarget, touched: dict[str, Touched], rows: Rows) -> dict[str, Touched]:
-    """``touched`` with a delete in every partition that a key leaves. It has the rank of the record that moved the key."""
+def _with_lost(touched: Touched, rows: int, digest: str | None) -> Touched:
+    """``touched`` with more rows, which are superseded."""
+    return msgspec.structs.replace(
+        touched,
+        rows=touched.rows + rows,
+        superseded=touched.superseded + rows,
+        digest=add_digests((touched.digest, digest)),
+        superseded_digest=add_digests((touched.superseded_digest, digest)),
+    )
+
+
+def _add_deletes(to: IndexTarget, touched: dict[str, Touched], rows: Rows) -> dict[str, Touched]:
+    """``touched`` with these deletes, in the partitions that they have in `PARTITION`.
+
+    Those with `MOVED_TO` are for partitions that keys leave. Each has the rank of the record that moved its key.
+    """
     spec, result = to.spec, dict(touched)
-    schema = spec.ranked_schema.append(pa.field(MOVED_TO, pa.string()))
-    rows = rows.append_column(DELETE_FLAG, _repeat(True, pa.bool_(), rows))
+    moves = MOVED_TO in rows.schema.names
+    schema = spec.ranked_schema.append(pa.field(MOVED_TO, pa.string())) if moves else spec.ranked_schema
     with Pack(to.store, TableObjects.new_moved(to.start)) as pack:
         for partition in sorted(pc.unique(rows[PARTITION]).to_pylist()):
             leaving = align(rows.filter(pc.equal(rows[PARTITION], partition)), schema)
@@ -491,7 +628,7 @@ def _add_moved(to: IndexTarget, touched: dict[str, Touched], rows: Rows) -> dict
                 before,
                 files=(*before.files, *files),
                 rows=before.rows + digest.rows,
-                moved=before.moved + digest.rows,
+                moved=before.moved + (digest.rows if moves else 0),
                 bytes=before.bytes + sum(f.bytes for f in files),
                 digest=add_digests((before.digest, str(digest))),
             )

@@ -25,7 +25,7 @@ from lakeupsert.landing.files import TYPED, Survey, apply_aliases, format_of
 from lakeupsert.landing.formats.blocks import ArrowBlock, Block, RenamedBlock, UnreadableFileError
 from lakeupsert.landing.formats.dates import dated
 from lakeupsert.landing.formats.jsonlines import decode_each
-from lakeupsert.rows.arrays import Rows
+from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import from_bytes, open_object
 from lakeupsert.storage import ObjectStore
@@ -41,7 +41,10 @@ stored row, which may have been updated or deleted since."""
 
 
 def replay_rows(
-    job: AppendJob, files: Sequence[ReplayedFile], renames_of: Callable[[str], int]
+    job: AppendJob,
+    files: Sequence[ReplayedFile],
+    renames_of: Callable[[str], int],
+    has_place: Callable[[Rows], Mask] = lambda rows: np.ones(rows.num_rows, bool),
 ) -> tuple[tuple[ReplayedFile, ...], list[Report]]:
     """Try the rows of quarantine files again. Returns the files with a row that passes, and reports of all their rows.
 
@@ -50,6 +53,7 @@ def replay_rows(
 
     Args:
         renames_of: from a batch id to the number of renames that preceded the batch, when it read the rows from landing files.
+        has_place: which accepted rows the batch can take. The others stay.
 
     Raises:
         DamagedTableError: a quarantine file is missing or can't be read.
@@ -65,7 +69,7 @@ def replay_rows(
                     "%s was written by an earlier lakeupsert, which kept rows as text only: not replayed", file.name
                 )
                 continue
-            accepted, staying = _take_again(rows, job, renames_of)
+            accepted, staying = _take_again(rows, job, renames_of, has_place)
             for table in accepted:
                 table, superseded = drop_left_out(job, table)
                 reports += superseded
@@ -118,7 +122,9 @@ def _has_unfit_column(block: Block, landed: str, job: AppendJob) -> bool:
     return False
 
 
-def _take_again(rows: Rows, job: AppendJob, renames_of: Callable[[str], int]) -> tuple[list[Rows], Rows]:
+def _take_again(
+    rows: Rows, job: AppendJob, renames_of: Callable[[str], int], has_place: Callable[[Rows], Mask]
+) -> tuple[list[Rows], Rows]:
     """The rows of one quarantine file: tables of accepted rows (see `landing.accept.read_rows`), and the rows that stay."""
     columns = {column: rows[column].to_pylist() for column in ("reason_code", "reason", "arrow")}
     stays = np.ones(rows.num_rows, bool)
@@ -128,9 +134,10 @@ def _take_again(rows: Rows, job: AppendJob, renames_of: Callable[[str], int]) ->
         if _has_unfit_column(block, quarantined.file, job):
             continue
         taken = take(block, frozenset(), quarantined.file, job.rules)
-        stays[taken.accepted[PLACE].to_numpy()] = False
-        if taken.accepted.num_rows:
-            accepted.append(taken.accepted)
+        passes = taken.accepted.filter(pa.array(has_place(taken.accepted)))
+        stays[passes[PLACE].to_numpy()] = False
+        if passes.num_rows:
+            accepted.append(passes)
         for refused in taken.quarantined.select(["position", *columns]).to_pylist():
             at = refused.pop("position")
             for column, value in refused.items():

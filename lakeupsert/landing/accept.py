@@ -41,7 +41,7 @@ from lakeupsert.landing.formats.blocks import (
     names_in_file,
 )
 from lakeupsert.landing.formats.dates import is_dated
-from lakeupsert.landing.partitions import derived_columns, folder_names, joined_names
+from lakeupsert.landing.partitions import UNPLACED, derived_columns, folder_names, joined_names, partition_sources
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.columns import find_brought_columns
 from lakeupsert.rows.convert import as_mask, convert
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
 _LONGEST_REASON = 200
+_KEY_ALONE = ' A delete that brings its key alone needs `key_scope = "table"`.'
 _DAY = 86_400_000_000
 _QUARANTINED = pa.schema(
     [
@@ -238,7 +239,8 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     if missing:
         names = ", ".join(sorted(missing))
         own = [block.name_in_file(name) for name in block.names]
-        reason = f"The file has no column {names}, which every row needs.{describe_separator(own)}"
+        alone = _KEY_ALONE if spec.delete and missing <= {*partition_sources(spec)} else ""
+        reason = f"The file has no column {names}, which every row needs.{describe_separator(own)}{alone}"
         refusals.add("missing_column", np.full(count, True), reason)
         return CheckedRows(_accepted_schema(spec).empty_table(), refusals.table(), names_in_file(block))
 
@@ -253,12 +255,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
         if name in spec.partition_by:
             absent &= ~converted.partition_unfit[name]
         refusals.add("null_key", absent, f"Key column {name!r} is null.")
-    sources = {one.column: one.sources[0] for one in spec.partition_from}
-    folders = [folder_names(name, columns[name]) for name in spec.partition_by]
-    for name, folder in zip(spec.partition_by, folders, strict=True):
-        type_ = spec.schema.field(name).type
-        what = f"does not name a partition of {type_}"
-        refusals.add_values("bad_partition", as_mask(folder.is_null()), sources.get(name, name), what, _hint(type_))
+    partitions = _partitions(converted, is_delete, refusals, spec)
     _check_order(columns, is_delete, refusals, rules)
     if spec.mode == "columns":
         columns[HAS], unordered = find_brought_columns(columns, block.has, spec)
@@ -267,7 +264,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
 
     if spec.has_deletes:
         columns[DELETE_FLAG] = pa.array(is_delete)
-    columns |= {PARTITION: joined_names(folders, count), PLACE: pa.array(block.places, pa.int64())}
+    columns |= {PARTITION: partitions, PLACE: pa.array(block.places, pa.int64())}
     schema = _accepted_schema(spec)
     accepted = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
     if refusals.refused.any():
@@ -329,6 +326,26 @@ def _convert_columns(
             refusals.add_values("bad_type", unfit, name, f"does not fit {type_}", _hint(type_))
             unfit_nested += [name] if pa.types.is_nested(type_) and unfit.any() else []
     return _ConvertedColumns(columns | derived_columns(rules.spec, columns), partition_unfit, unfit_nested)
+
+
+def _partitions(converted: _ConvertedColumns, is_delete: Mask, refusals: _Refusals, spec: TableSpec) -> pa.Array:
+    """The name of every row's partition: `UNPLACED` for deletes that the key index has to place. Refuses rows without one."""
+    absent = {name: as_mask(converted.columns[name].is_null()) for name in partition_sources(spec)}
+    for name in absent.keys() & converted.partition_unfit.keys():
+        absent[name] &= ~converted.partition_unfit[name]
+    alone = is_delete & np.logical_or.reduce([np.zeros(len(is_delete), bool), *absent.values()])
+    sources = {one.column: one.sources[0] for one in spec.partition_from}
+    folders = [folder_names(name, converted.columns[name]) for name in spec.partition_by]
+    for name, folder in zip(spec.partition_by, folders, strict=True):
+        source, type_ = sources.get(name, name), spec.schema.field(name).type
+        unfit, what = as_mask(folder.is_null()), f"does not name a partition of {type_}"
+        if spec.places_deletes:
+            unfit &= ~(alone & absent.get(source, False))
+        else:
+            refusals.add_values("bad_partition", unfit & alone, source, f"{what}.{_KEY_ALONE.rstrip('.')}")
+        refusals.add_values("bad_partition", unfit, source, what, _hint(type_))
+    names = joined_names(folders, len(is_delete))
+    return pc.if_else(pa.array(alone), UNPLACED, names) if spec.places_deletes else names
 
 
 def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> Mask:

@@ -515,7 +515,8 @@ def required_columns(spec: TableSpec) -> frozenset[str]:
     """The columns that every landing file of the table must have."""
     in_files = () if spec.stamped or spec.order_in_name or spec.groups else spec.order_by
     absent = {one.column for one in spec.partition_from} | set(() if in_files else spec.order_by)
-    return frozenset((*spec.key, *partition_sources(spec), *in_files)) - absent
+    placing = () if spec.places_deletes else partition_sources(spec)
+    return frozenset((*spec.key, *placing, *in_files)) - absent
 
 
 def under_table_names(block: Block, spec: TableSpec) -> Block:

@@ -12,6 +12,9 @@ from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.table.layout import WHOLE_TABLE, folder_name
 from lakeupsert.table.spec import PartitionColumn, TableSpec
 
+UNPLACED = "_lakeupsert_unplaced"
+"""What a delete that brings its key alone has as partition, until the key index gives it one (`engine.keyindex`)."""
+
 
 def partition_sources(spec: TableSpec) -> tuple[str, ...]:
     """The columns of landing files that decide a row's partition."""

@@ -247,6 +247,13 @@ class LandedRows:
     def _is_wanted(self) -> str:
         return self._is_in("wanted")
 
+    def _or_alone(self) -> str:
+        """Deletes that bring their key alone count in every partition."""
+        if not self._spec.places_deletes:
+            return ""
+        absent = " OR ".join(f"landed.{identifier(c)} IS NULL" for c in self._spec.partition_by)
+        return f" OR ({DELETED} AND ({absent}))"
+
     def _is_in(self, table: str, *more: str) -> str:
         """Whether ``table`` has a row with the partition columns, and the integers ``more``, of a row of `landed`, in SQL."""
         types = {**self._types(self._spec), **dict.fromkeys(more, "BIGINT")}
@@ -351,7 +358,7 @@ class LandedRows:
             f"INSERT INTO landed SELECT * EXCLUDE ({PLACE}) FROM "
             f"(SELECT {', '.join(self._values(source))}, {self._deletes(source)} AS {DELETED}, {self._number} AS {BATCH}, "
             f"{has} AS {HAS}, {source.place} AS {PLACE} FROM {source.relation}) landed "
-            f"WHERE {self._is_wanted()} ORDER BY {PLACE}"
+            f"WHERE {self._is_wanted()}{self._or_alone()} ORDER BY {PLACE}"
         )
         self.rows += inserted.fetchone()[0]
 

@@ -1,7 +1,8 @@
 """Settle a batch against the key index of a table with `key_scope = "table"`, and rebuild that index.
 
 Reads     the ledger's headers, which name the index and its changes by batch; the files that the batch appended
-Writes    objects of the index, and deletes in partitions that a key has left; the batch's ledger entry names and commits them
+Writes    objects of the index, deletes in partitions that a key has left, deletes that brought their key alone, or a quarantine
+          file with these; the batch's ledger entry names and commits them
 Repeat    safe: the index at a ledger number is a function of the ledger; whoever loses the race for the next number starts again
 
 The index at N is that of the last entry that names one, and the changes of every entry since. No index includes a restore: behind
@@ -14,16 +15,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakeupsert.engine.hosts import Host
-from lakeupsert.engine.keyindex import IndexTarget, Settled, Source, rebuild_index, settle
+from lakeupsert.engine.keyindex import IndexTarget, Settled, Source, UnknownKeys, find_known, rebuild_index, settle
+from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
 from lakeupsert.errors import DamagedTableError, RefusedError
+from lakeupsert.landing.formats.blocks import ArrowBlock
+from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import step_to
+from lakeupsert.rows.arrays import Mask, Rows
+from lakeupsert.rows.convert import as_mask
+from lakeupsert.rows.floor import PARTITION
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import KeyIndex, LedgerEntry, Touched
 from lakeupsert.table.manifest import DataFile
-from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.spec import FILE, PLACE, TableSpec
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +88,14 @@ def _by_index(
     if index is not None:
         progress("looking keys up in the key index")
         try:
-            return _settle(to, entry, number, index, fold=_is_due(index))
+            return _settle(table, to, entry, number, index, fold=_is_due(index))
         except DamagedTableError as e:
             if _is_overtaken(table, number):
                 raise
             log.warning("the key index is rebuilt: %s", e.message)
     progress("rebuilding the key index")
     files = rebuild_index(to, host, _sources(table, number), _rows(table, number), table.discard)
-    settled = _settle(to, entry, number, (files, ()), fold=False)
+    settled = _settle(table, to, entry, number, (files, ()), fold=False)
     entry = msgspec.structs.replace(settled.entry, index=KeyIndex(up_to=number, files=files))
     return SettledBatch(entry, settled.objects | {f.name for f in files})
 
@@ -127,6 +137,7 @@ def _is_due(index: tuple[tuple[DataFile, ...], tuple[DataFile, ...]]) -> bool:
 
 
 def _settle(
+    table: OpenTable,
     to: IndexTarget,
     entry: LedgerEntry,
     number: int,
@@ -134,14 +145,79 @@ def _settle(
     *,
     fold: bool,
 ) -> SettledBatch:
-    settled: Settled = settle(to, entry.touched, *index, fold=fold)
+    unknown = _unknown_keys(table, to, entry, number)
+    settled: Settled = settle(to, entry.touched, *index, fold=fold, unknown=unknown)
     entry = msgspec.structs.replace(
         entry,
         touched=settled.touched,
         keys=settled.keys,
         index=None if settled.index is None else KeyIndex(up_to=number, files=settled.index),
+        unknown_deletes=settled.unknown,
     )
-    return SettledBatch(entry, settled.objects)
+    if settled.refused:
+        entry = _with_refused(to, entry, pa.concat_tables(settled.refused))
+    return SettledBatch(entry, settled.objects | {f.name for f in entry.quarantine})
+
+
+def _unknown_keys(table: OpenTable, to: IndexTarget, entry: LedgerEntry, number: int) -> UnknownKeys | None:
+    """What becomes of deletes that bring an unknown key alone; None if the batch has no delete without a partition."""
+    if UNPLACED not in entry.touched:
+        return None
+    links = table.entries(-1, number) if to.start else []
+    partitions = entry.touched.keys() - {UNPLACED} or {p for link in links for p in link.body.touched}
+    if not partitions:
+        deletes = entry.touched[UNPLACED].rows
+        raise RefusedError(
+            "no-partition-yet",
+            f"The batch for table {table.name!r} has only deletes that bring their key alone ({deletes:,} rows). The table has no "
+            "partition yet, so there is nothing to delete. Nothing was committed.",
+            next="land the rows first, in this batch or an earlier one, then run `lakeupsert run` again",
+        )
+    return UnknownKeys(max(partitions), table.settings.unknown_deletes == "keep")
+
+
+def _with_refused(to: IndexTarget, entry: LedgerEntry, rows: Rows) -> LedgerEntry:
+    """``entry`` with these deletes in quarantine. They are written as they landed, so that a replay knows them for deletes."""
+    spec = to.spec
+    given = {*spec.partition_by, *(spec.order_by if spec.stamped or spec.order_in_name else ())}
+    columns = {name: rows[name].combine_chunks() for name in spec.tombstone_schema.names if name not in given}
+    if spec.delete and spec.delete.column and spec.delete.values:
+        columns[spec.delete.column] = pa.repeat(spec.delete.values[0], rows.num_rows)
+    block = ArrowBlock(columns, rows[PLACE].to_numpy())
+    every, paths = range(rows.num_rows), [file.path for file in entry.files]
+    reason = "It is a delete that brings its key alone, and no record has come for the key (`unknown_deletes`)."
+    refused = {
+        "reason_code": ["unknown_key"] * rows.num_rows,
+        "reason": [reason] * rows.num_rows,
+        "file": [paths[file] for file in rows[FILE].to_pylist()],
+        "position": rows[PLACE],
+        "line": pa.nulls(rows.num_rows, pa.int64()),
+        "raw": block.raw(every),
+        "arrow": block.arrow(every),
+    }
+    schema = pa.schema([field for field in QUARANTINE_SCHEMA if field.name != "batch"])
+    with QuarantineWriter(to.store, to.start, to.footer("quarantine")) as out:
+        out.write(pa.table(refused, schema=schema))
+    quarantined = {**entry.quarantined, "unknown_key": rows.num_rows}
+    return msgspec.structs.replace(
+        entry,
+        quarantined=dict(sorted(quarantined.items())),
+        quarantine=(*entry.quarantine, *(report.file for report in out.reports())),
+    )
+
+
+def find_placed(table: OpenTable, spec: TableSpec, head: Link[LedgerEntry] | None, rows: Rows) -> Mask:
+    """Which rows of a replay get a partition. If deletes of unknown keys are refused, others need a key with a record.
+
+    If the index has to be rebuilt first, which the next append does, only those that name one.
+    """
+    alone = as_mask(pc.equal(rows[PARTITION], UNPLACED))
+    if not alone.any() or table.settings.unknown_deletes == "keep":
+        return np.ones(rows.num_rows, bool)
+    index = named_index(table.headers(head.number)) if head else None
+    if index is not None:
+        alone[alone] = ~find_known(table.store, spec, *index, rows.filter(pa.array(alone)))
+    return ~alone
 
 
 def _rows(table: OpenTable, number: int) -> int:

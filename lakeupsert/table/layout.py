@@ -142,7 +142,7 @@ class TableObjects:
 
     @staticmethod
     def is_moved(name: str) -> bool:
-        """Whether this is a pack of deletes that `append` wrote for keys that moved to other partitions."""
+        """Whether this is a pack of deletes that got their partitions from the key index (`engine.keyindex`)."""
         return name.startswith(f"{DATA}/moved-")
 
     @staticmethod

@@ -23,6 +23,7 @@ Reason = Literal[
     "null_key",
     "order_missing",
     "retyped",
+    "unknown_key",
     "unreadable_file",
 ]
 """Why a row is refused (docs/WHEN_SOMETHING_BROKE.md, "Rows were refused")."""
@@ -202,6 +203,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         operations: whether a landing file had the delete rule's column. None if there is no such rule or no row, and in entries
             of an earlier lakeupsert.
         keys: what the batch changes in the key index, if keys are unique across partitions.
+        unknown_deletes: how many deletes brought the key alone, of keys that no record had come for.
         snapshot: the newest snapshot that the writer saw; None if there was none. If the newest snapshot is older than this one,
             newer ones were lost.
         host: where the landing files were read. None in entries without landing files, and in those of an earlier lakeupsert.
@@ -229,6 +231,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     operations: bool | None = None
     keys: tuple[DataFile, ...] = ()
     index: KeyIndex | None = None
+    unknown_deletes: int = 0
     snapshot: int | None = None
     host: ChosenHost | None = None
 

@@ -27,6 +27,7 @@ from lakeupsert.publishers.delta_log import list_log
 from lakeupsert.queue import WorkQueue
 from lakeupsert.read.view import View
 from lakeupsert.storage import ObjectStore, open_store
+from lakeupsert.table.layout import WHOLE_TABLE
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.spec import PartitionColumn
 from lakeupsert.table.types import named_type
@@ -229,6 +230,7 @@ class Lake:
             named = [ledger[batch].batch_id for batch in counts_at(ledger, number)]
             assert len(named) == len(set(named)), f"a batch id counts twice at {number}: {named}"
         for partition in {p for entry in ledger.values() for p in entry.touched}:
+            assert partition == WHOLE_TABLE or "=" in partition, f"{partition} is no partition"
             head = self.table.objects.partition(partition).head()
             if head is not None and head.body.buckets:
                 counters, merged = [b.counters for b in head.body.buckets], head.body.merged
@@ -358,10 +360,10 @@ class Lake:
         assert taken == set(self.landed), "a landing file was not taken"
 
 
-def row(k: str, day: int, ts: int | None, v: int = 0, line: int = 0, op: str | None = None) -> Mapping[str, Any]:
-    """A record of `Lake`. ``ts`` counts seconds and ``day`` counts days from 2020-01-01."""
+def row(k: str, day: int | None, ts: int | None, v: int = 0, line: int = 0, op: str | None = None) -> Mapping[str, Any]:
+    """A record of `Lake`. ``ts`` counts seconds and ``day`` counts days from 2020-01-01; None: it names no day."""
     stamp = None if ts is None else EPOCH.replace(tzinfo=None) + timedelta(seconds=ts)
-    return {"k": k, "l": line, "d": DAY + timedelta(days=day), "ts": stamp, "v": v, "op": op}
+    return {"k": k, "l": line, "d": None if day is None else DAY + timedelta(days=day), "ts": stamp, "v": v, "op": op}
 
 
 def delta_rows(table: str, version: int | None = None) -> list[dict[str, Any]]:

@@ -85,7 +85,8 @@ def test_feed_of_moving_keys_is_exact_and_recomputed(tmp_path: Path, host: str, 
         for _ in range(60):
             op = rng.choice("UUD")
             ts = None if op == "U" and rng.random() < 0.2 else rng.randrange(12)  # a delete without one is refused
-            rows.append(row(f"k{rng.randrange(40)}", rng.randrange(4), ts, rng.randrange(99), op=op))
+            day = None if op == "D" and rng.random() < 0.5 else rng.randrange(4)
+            rows.append(row(f"k{rng.randrange(40)}", day, ts, rng.randrange(99), op=op))
         lake.land(f"{number}.jsonl", rows)
         lake.table.run(host=host, engine=host.replace("local", "arrow"))
         lake.check()
@@ -515,7 +516,7 @@ def test_task_that_is_killed_after_its_pack_leaves_nothing_that_counts(tmp_path:
 
 def test_planted_second_row_is_found_by_reconcile_deep(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     night(lake, 1, [row("a", 0, 1), row("b", 0, 1)])
-    monkeypatch.setattr(engine, "_add_moved", lambda to, touched, rows: touched)
+    monkeypatch.setattr(engine, "_add_deletes", lambda to, touched, rows: touched)
     night(lake, 2, [row("a", 1, 2)])
     assert days(lake) == {"a": [0, 1], "b": [0]}
     checked = lake.table.reconcile(deep=True)

@@ -26,6 +26,7 @@ from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.engine.reports import Written, touched_by
 from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.landing.accept import RowRules
+from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.read.history import history_schema, history_to_arrow
 from lakeupsert.read.view import View
 from lakeupsert.rows.columns import find_brought_columns
@@ -392,6 +393,9 @@ def test_any_order_split_and_repetition_make_the_same_table_of_keys_that_move(
     rng = random.Random(f"in the table {seed}")
     spec = spec_of(rng, "arrival", "table")
     records = [{**record, "home": f"part={rng.randrange(6)}"} for record in feed(spec, rng, keys=20, most=200)]
+    for record in records:
+        if record["deleted"] and rng.random() < 0.5:
+            record["home"] = UNPLACED
     best: dict[int, Record] = {}
     for record in records:
         if record["k"] not in best or compared(spec, best[record["k"]], record) < 0:
@@ -410,10 +414,11 @@ def merged_in_table(
     index: tuple[DataFile, ...] = ()
     deltas: tuple[DataFile, ...] = ()
     for number, came in enumerate(arrived):
-        feeds = {p: [[r for r in came if r["home"] == p]] for p in piles}
+        feeds = {p: [[r for r in came if r["home"] == p]] for p in (*piles, UNPLACED)}
         touched = touched_by(written(store, spec, 0, feeds))
         to = keyindex.IndexTarget(store, spec, 0, "b", number)
-        settled = keyindex.settle(to, touched, index, deltas, fold=rng.random() < 0.5)
+        unknown = keyindex.UnknownKeys(rng.choice([*piles]), kept=True)
+        settled = keyindex.settle(to, touched, index, deltas, fold=rng.random() < 0.5, unknown=unknown)
         if settled.index is not None:
             index, deltas = settled.index, ()
         deltas += settled.keys

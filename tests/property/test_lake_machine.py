@@ -40,6 +40,7 @@ records = st.builds(
     line=st.integers(0, 1),
     op=st.sampled_from([None, None, None, "U", "D"]),
 ).map(lambda r: {**r, "ts": row("", 0, 0)["ts"]} if r["op"] == "D" and r["ts"] is None else r)
+deletes_by_key = records.map(lambda r: {**r, "d": None, "op": "D", "ts": r["ts"] or row("", 0, 0)["ts"]})
 # A step makes dozens of calls and few creates, and the creates are what matters most, above all where their answer is lost.
 creates = st.tuples(st.integers(0, 2), st.just("create"))
 calls = st.one_of(st.tuples(st.integers(0, 40), st.just("")), creates)
@@ -222,10 +223,15 @@ def test_lake_equals_a_dict_after_every_step() -> None:
 
 
 def test_lake_of_keys_that_move_equals_a_dict_after_every_step() -> None:
-    """A key has one row in the whole table, wherever its records come."""
+    """A key has one row in the whole table, wherever its records come, and deletes need not say where it is."""
 
     class OneRowAKey(LakeMachine):
         key_scope = "table"
+
+        @precondition(lambda self: any(entry.touched for _, entry in self.lake.entries()))
+        @rule(rows=st.lists(st.one_of(records, deletes_by_key), min_size=1, max_size=4))
+        def land_deletes_by_key(self, rows: list[Any]) -> None:
+            self.land([rows])
 
     run_state_machine_as_test(OneRowAKey, settings=examples(13))
 
