@@ -1226,10 +1226,16 @@ def _absolute(path: str, address: str) -> str:
     return os.path.normpath(Path(path).parent / local)
 
 
+_WHY_NOT = {
+    "by_key": ' A delete that brings its key alone needs `key_scope = "table"`, whose key index says in which partition the row is. '
+    "Without an index such a delete would have to read all partitions."
+}
+
+
 def _unknown(path: str, where: str, key: str, known: set[str]) -> ConfigurationError:
     return ConfigurationError(
         "unknown-setting",
-        f"{path}: {where or 'the file'} has an unknown key {key!r}.{_did_you_mean(key, known)}",
+        f"{path}: {where or 'the file'} has an unknown key {key!r}.{_WHY_NOT.get(key) or _did_you_mean(key, known)}",
         next=f"correct or remove it; known keys: {', '.join(sorted(known))}",
     )
 

@@ -166,10 +166,10 @@ def _unknown_keys(table: OpenTable, to: IndexTarget, entry: LedgerEntry, number:
     links = table.entries(-1, number) if to.start else []
     partitions = entry.touched.keys() - {UNPLACED} or {p for link in links for p in link.body.touched}
     if not partitions:
-        deletes = entry.touched[UNPLACED].rows
+        rows = entry.touched[UNPLACED].rows
         raise RefusedError(
             "no-partition-yet",
-            f"The batch for table {table.name!r} has only deletes that bring their key alone ({deletes:,} rows). The table has no "
+            f"The batch for table {table.name!r} has only deletes that bring their key alone: {rows:,} rows. The table has no "
             "partition yet, so there is nothing to delete. Nothing was committed.",
             next="land the rows first, in this batch or an earlier one, then run `lakeupsert run` again",
         )
