@@ -1227,7 +1227,7 @@ def _absolute(path: str, address: str) -> str:
 
 
 _WHY_NOT = {
-    "by_key": ' A delete that brings its key alone needs `key_scope = "table"`, whose key index says in which partition the row is. '
+    "by_key": ' A delete that brings its key alone needs `key_scope = "table"`: its key index knows the partition of each key. '
     "Without an index such a delete would have to read all partitions."
 }
 

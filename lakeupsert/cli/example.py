@@ -29,6 +29,7 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # mode                = "rows"     # "columns": a record changes only the columns that it contains
 # nulls               = "overwrite"  # with mode "columns", "keep": a null in a record changes nothing
 # key_scope           = "partition"  # one row per key and partition; "table": one row per key, which moves between partitions
+# unknown_deletes     = "keep"       # with key_scope "table": deletes by the key alone, of keys that never came; or "quarantine"
 # history             = false      # true: keep superseded versions, for `export --history`
 # format              = "auto"     # by file name; or "parquet", "csv", "delimited", "jsonl", "avro", "orc"
 # landing_dates       = ""         # pattern of the folders below landing, for example "%Y-%m-%d" or "dt=%Y-%m-%d"

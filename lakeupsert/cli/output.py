@@ -222,6 +222,8 @@ _REMEDIES = {
     "and `lakeupsert run`",
     "bad_type": "if the values are correct, give the column a wider type in `schema`; then `lakeupsert append "
     "--replay-quarantine` and `lakeupsert run`",
+    "unknown_key": "once a record of the key has come, `lakeupsert append --replay-quarantine` and `lakeupsert run`; or set "
+    '`unknown_deletes = "keep"`',
     "future_order": "when that time has come, `lakeupsert append --replay-quarantine` and `lakeupsert run`",
 }
 """By reason: what to do about refused rows that need no correction."""
