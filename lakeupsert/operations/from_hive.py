@@ -203,8 +203,8 @@ class _Move:
         if self.partitions:
             self.warnings.append(
                 f"a delete must bring the partition columns ({', '.join(self.partitions)}) besides the key, as records of "
-                f"{self.landed.name} do. If deletes bring the key alone, set key_scope = \"table\" before the first run; a key then "
-                "has one row in the table"
+                f"{self.landed.name} do. If deletes bring the key alone, set key_scope = \"table\" before the first run: a key "
+                "then has one row in the table"
             )
         origin = f"{OPERATION} (line {found.line})"
         yield Setting("delete.column", name, origin)
