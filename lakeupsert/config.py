@@ -819,8 +819,10 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
         if (other := names.setdefault(name.lower(), name)) != name:
             refuse("schema", [other, name], "names that differ only by case are one column")
     if settings.key_scope == "table":
-        alone = {"ties": "arrival", "mode": "rows", "tombstone_retention": None, "on_failed_partition": "hold"}
+        alone = {"ties": "arrival", "tombstone_retention": None, "on_failed_partition": "hold"}
         _check_alone(settings, alone, 'not supported with key_scope = "table"', refuse)
+        if settings.groups:
+            refuse("groups", list(settings.groups), 'not supported with key_scope = "table"; leave it out')
     if settings.key_scope == "partition" or settings.delete is None:
         expected = 'it has no effect without key_scope = "table" and [delete]'
         _check_alone(settings, {"unknown_deletes": "keep"}, expected, refuse)

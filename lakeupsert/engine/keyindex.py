@@ -14,8 +14,8 @@ A row of the index has the key columns and the ordering columns, no payload. Has
 their keys, so two keys with the same hash stay two keys. A delete stays in the index, so that older records of its key stay
 dead in every partition. `rank.sort_by_rank` decides which record wins, as everywhere.
 
-A delete that brings its key alone counts as one for the partition where its key is, or was deleted; for a key that never came see
-`UnknownKeys`.
+A record that brings its key alone has no partition when it is appended (`landing.partitions.UNPLACED`). `placing` gives it one. Then
+it is written again, into a file of that partition; its first file is in no ledger entry.
 
 Memory: the rows of one range, and key and order of the keys that move. Ranges grow beyond 2^`MOST_BITS` of them.
 """
@@ -23,8 +23,8 @@ Memory: the rows of one range, and key and order of the keys that move. Ranges g
 import itertools
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +40,7 @@ from lakeupsert.engine.attempts import add_requests, all_or_raise, count_request
 from lakeupsert.engine.cut import HeldPieces, write_packs
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.merge import AGE
+from lakeupsert.engine.placing import ALONE, HASH, Placed, UnknownKeys, is_among_hashes, place
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.adopted import refuse_null_keys
@@ -58,12 +59,12 @@ from lakeupsert.rows.datafiles import (
     write_to_pack,
 )
 from lakeupsert.rows.digest import Digest
-from lakeupsert.rows.floor import PARTITION, is_among
+from lakeupsert.rows.floor import PARTITION
 from lakeupsert.rows.rank import sort_by_key, sort_by_rank
 from lakeupsert.rows.vectors import mark_deleted
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.ledger import NOTHING, Touched
+from lakeupsert.table.ledger import NOTHING, Reason, Touched
 from lakeupsert.table.manifest import Bucketed, DataFile, TombstoneFile, add_digests, share
 from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, PLACE, TableSpec
 
@@ -86,10 +87,8 @@ FILE_ROWS = 1 << 12
 FILES_A_CALL = 1 << 14
 """So many files are handed to the host at a time, and so many the driver holds."""
 
-_HASH = "_lakeupsert_hash"
 _SOURCE = "_lakeupsert_source"
 _ALIVE = "_lakeupsert_alive"
-_ALONE = "_lakeupsert_alone"
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,8 @@ class Settled:
         keys: the batch's changes of the index.
         index: the index from before the batch with all changes in it; None if it was not rewritten.
         objects: all objects that were written.
-        unknown: how many deletes brought the key alone of a key that has no record; if they are not kept, ``refused`` has them,
-            with `_SOURCE`, and no file has.
+        unknown: how many deletes brought the key alone of a key that has no record.
+        refused: rows that no file has, with all their columns, by reason. `PARTITION` is what a row named, or null.
     """
 
     touched: dict[str, Touched]
@@ -140,7 +139,7 @@ class Settled:
     index: tuple[DataFile, ...] | None
     objects: frozenset[str]
     unknown: int = 0
-    refused: tuple[Rows, ...] = ()
+    refused: Mapping[Reason, Rows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,16 +166,7 @@ class _Ranked:
 def key_schema(spec: TableSpec) -> pa.Schema:
     """The schema of the index."""
     place = [pa.field(PARTITION, pa.string()), pa.field(DELETE_FLAG, pa.bool_())]
-    return pa.schema([pa.field(_HASH, pa.uint64()), *spec.tombstone_schema, *place])
-
-
-@dataclass(frozen=True)
-class UnknownKeys:
-    """What becomes of a delete that brings its key alone, if the key has no record: it is refused, or ``kept`` in ``partition``,
-    where it meets no row."""
-
-    partition: str
-    kept: bool
+    return pa.schema([pa.field(HASH, pa.uint64()), *spec.tombstone_schema, *place])
 
 
 def settle(
@@ -200,9 +190,8 @@ def settle(
     files.sort(key=lambda pair: (pair[1].name, pair[1].at or 0))
     packs = _Packs(to.store, [file for _, file in files])
     partitions = pa.array([partition for partition, _ in files], pa.string())
-    placed = _Placed(unknown)
     rows = sum(file.rows for _, file in files) + sum(file.rows for file in (*index, *deltas))
-    losers = _Losers(spec, files)
+    batch = _Batch(spec, files)
     moved: list[Rows] = []
     folded: list[DataFile] = []
     keys = DataFileWriter(to.store, partial(TableObjects.new_keys, to.start), key_schema(spec), to.footer("keys"), ())
@@ -214,45 +203,58 @@ def settle(
             incoming = arrived.take(range_)
             if incoming is None and not fold:
                 continue
-            hashes = np.empty(0, np.uint64) if incoming is None else np.unique(incoming[_HASH].to_numpy())
+            hashes = np.empty(0, np.uint64) if incoming is None else np.unique(incoming[HASH].to_numpy())
             stored = _read_index(to.store, spec, index, deltas, range_, None if fold else hashes)
             if fold:
                 folded += _write_index(to, range_, stored)
-                stored = stored.filter(pa.array(_is_among(stored, hashes)))
+                stored = stored.filter(pa.array(is_among_hashes(stored, hashes)))
             if incoming is None:
                 continue
-            incoming = placed.place(incoming, stored, partitions.take(incoming[_SOURCE].combine_chunks()), spec)
-            order, wins = sort_by_rank(incoming, spec, (FILE, PLACE))
-            best = incoming.take(order.filter(wins))
+            placed = place(incoming, stored, partitions.take(incoming[_SOURCE].combine_chunks()), spec, unknown)
+            order, wins = sort_by_rank(placed.rows, spec, (FILE, PLACE))
+            best = placed.rows.take(order.filter(wins))
             found = _look_up(best, stored, spec)
-            moved.append(found.moved)
-            keys.write(found.changes.take(pc.sort_indices(found.changes[_HASH])))
-            losers.add(incoming.take(order.filter(pc.invert(wins))))
-            losers.add(found.late)
-            placed.add(best)
-    result, vectors = _drop_losers(to, touched, losers, unknown)
-    for some in (moved, placed.rows):
-        if any(rows.num_rows for rows in some):
-            result = _add_deletes(to, result, pa.concat_tables(some))
-    deletes = {f.name for t in result.values() for f in t.files if TableObjects.is_moved(f.name)}
-    objects = vectors | deletes | {f.name for f in (*keys.files, *folded)}
+            keys.write(found.changes.take(pc.sort_indices(found.changes[HASH])))
+            batch.take(placed)
+            if spec.mode == "columns":  # every record counts, and `placing` knows where
+                moved += placed.copies
+                batch.place(placed.rows)
+            else:
+                moved.append(found.moved)
+                batch.place(best)
+                batch.lose(placed.rows.take(order.filter(pc.invert(wins))))
+                batch.lose(found.late)
+    result, vectors = _drop_losers(to, touched, batch, unknown)
+    if any(rows.num_rows for rows in moved):
+        result = _add_rows(to, result, pa.concat_tables([rows.select(_moved_columns(spec)) for rows in moved]))
+    for rows in batch.placed(packs):
+        result = _add_rows(to, result, rows)
+    written = {f.name for t in result.values() for f in t.files if TableObjects.is_moved(f.name)}
+    objects = vectors | written | {f.name for f in (*keys.files, *folded)}
     return Settled(
         dict(sorted(result.items())),
         tuple(keys.files),
         tuple(folded) if fold else None,
         frozenset(objects),
-        placed.unknown,
-        tuple(placed.refused),
+        batch.unknown,
+        batch.refused(packs),
     )
 
 
-def find_known(
-    store: ObjectStore, spec: TableSpec, index: Sequence[DataFile], deltas: Sequence[DataFile], rows: Rows
+def find_refused(
+    store: ObjectStore,
+    spec: TableSpec,
+    index: Sequence[DataFile],
+    deltas: Sequence[DataFile],
+    rows: Rows,
+    unknown: UnknownKeys,
 ) -> Mask:
-    """Which ``rows`` have keys with a record in the index: ``index`` with the changes ``deltas``."""
-    hashed = _add_hashes(rows, spec)
-    hashes = np.unique(hashed[_HASH].to_numpy())
-    return is_among(rows, _read_index(store, spec, index, deltas, _Range(0, 0), hashes), spec)
+    """Which accepted ``rows`` of a file `settle` would refuse, with the index ``index`` and its changes ``deltas``."""
+    partitions = rows[PARTITION].combine_chunks()
+    incoming = _add_hashes(rows.drop_columns([PARTITION]), spec).append_column(FILE, _repeat(0, pa.int32(), rows))
+    stored = _read_index(store, spec, index, deltas, _Range(0, 0), np.unique(incoming[HASH].to_numpy()))
+    refused = place(incoming, stored, partitions, spec, unknown).refused.values()
+    return np.isin(rows[PLACE].to_numpy(), [place for of_reason in refused for place in of_reason[PLACE].to_pylist()])
 
 
 def rebuild_index(
@@ -332,7 +334,7 @@ def _rank(to: IndexTarget, range_: _Range, rows: Rows | None) -> _Ranked:
         key = " ".join(f"{name}={first[name]}" for name in to.spec.key)
         return _Ranked(several=others.num_rows, example=f"{key} in {first[PARTITION]}")
     best = best.take(order.filter(wins))
-    return _Ranked(tuple(_write_index(to, range_, best.take(pc.sort_indices(best[_HASH])))))
+    return _Ranked(tuple(_write_index(to, range_, best.take(pc.sort_indices(best[HASH])))))
 
 
 def _write_index(to: IndexTarget, range_: _Range, rows: Rows) -> list[DataFile]:
@@ -377,67 +379,6 @@ class _Pairs:
     incoming: Column
     stored: Rows
     apart: Mask
-
-
-class _Placed:
-    """The deletes of a batch that bring their key alone.
-
-    Attributes:
-        rows: those that win within the batch, with the partitions that they get.
-        unknown: how many are of keys without a record.
-        refused: these, if they are not kept.
-    """
-
-    def __init__(self, unknown: UnknownKeys | None) -> None:
-        self.rows: list[Rows] = []
-        self.unknown = 0
-        self.refused: list[Rows] = []
-        self._unknown = unknown
-
-    def place(self, incoming: Rows, stored: Rows, partitions: Column, spec: TableSpec) -> Rows:
-        """``incoming`` with a partition for every row, without those that are refused. ``partitions``: those that rows name."""
-        alone = pc.equal(partitions, UNPLACED)
-        rows = incoming.append_column(PARTITION, partitions).append_column(_ALONE, alone)
-        if self._unknown is None or not pc.any(alone).as_py():
-            return rows
-        lonely, others = rows.filter(alone), rows.filter(pc.invert(alone))
-        found = _known_partitions(lonely, others, stored, spec)
-        unknown = found.is_null()
-        self.unknown += pc.sum(unknown).as_py()
-        lonely = lonely.set_column(
-            lonely.schema.get_field_index(PARTITION), PARTITION, found.fill_null(self._unknown.partition)
-        )
-        if not self._unknown.kept:
-            self.refused.append(lonely.filter(unknown))
-            lonely = lonely.filter(pc.invert(unknown))
-        return pa.concat_tables([others, lonely])
-
-    def add(self, best: Rows) -> None:
-        """Add those among the rows that win within the batch."""
-        if self._unknown is not None:
-            self.rows.append(best.filter(best[_ALONE]))
-
-
-def _known_partitions(lonely: Rows, others: Rows, stored: Rows, spec: TableSpec) -> pa.Array:
-    """For each ``lonely`` row the partition of its key's stored record, or else of another record of the batch, or null."""
-    hashes = np.unique(lonely[_HASH].to_numpy())
-    near = [rows.filter(pa.array(_is_among(rows, hashes))) for rows in (others, stored)]
-    both = pa.concat_tables(
-        [
-            rows.select([*spec.tombstone_schema.names, PARTITION]).append_column(AGE, _repeat(age, pa.int8(), rows))
-            for age, rows in enumerate((lonely, *near))
-        ]
-    )
-    order, wins = sort_by_rank(both, spec, (AGE,))
-    places, keys = order.to_numpy(), np.empty(both.num_rows, np.int64)
-    keys[places] = np.cumsum(as_mask(wins)) - 1
-    source = np.full(int(keys.max()) + 1, -1)
-    ages = both[AGE].to_numpy()[places]
-    for age in (1, 2):
-        some = places[ages == age][::-1]  # the greatest of a key comes last, and stays
-        source[keys[some]] = some
-    own = source[keys[: lonely.num_rows]]
-    return both[PARTITION].combine_chunks().take(pa.array(own, mask=own < 0))
 
 
 def _look_up(best: Rows, stored: Rows, spec: TableSpec) -> _Found:
@@ -488,12 +429,14 @@ def _read_index(
 
     def read(files: Iterable[DataFile]) -> Rows:
         tables = [schema.empty_table()]
-        near = (_HASH, _span(range_) if hashes is None else pa.array(hashes))
+        near = (HASH, _span(range_) if hashes is None else pa.array(hashes))
         for file in files:
             if share(file, range_):
                 for block in stream_file(store, file, schema, near):
-                    own = block[_HASH].to_numpy()
-                    wanted = buckets(own, range_.bits) == range_.bucket if hashes is None else _is_among(block, hashes)
+                    own = block[HASH].to_numpy()
+                    wanted = (
+                        buckets(own, range_.bits) == range_.bucket if hashes is None else is_among_hashes(block, hashes)
+                    )
                     tables.append(block.filter(pa.array(wanted)))
         return pa.concat_tables(tables)
 
@@ -505,12 +448,12 @@ def _read_index(
     )
     if not newer.num_rows:
         return base
-    contested = _is_among(base, np.unique(newer[_HASH].to_numpy()))
+    contested = is_among_hashes(base, np.unique(newer[HASH].to_numpy()))
     older = base.filter(pa.array(contested))
     both = pa.concat_tables([older.append_column(AGE, _repeat(0, pa.int32(), older)), newer])
     order, wins = sort_by_rank(both, spec, (AGE,))
     rows = pa.concat_tables([base.filter(pa.array(~contested)), both.take(order.filter(wins)).select(schema.names)])
-    return rows.take(pc.sort_indices(rows[_HASH]))
+    return rows.take(pc.sort_indices(rows[HASH]))
 
 
 def _span(range_: Bucketed) -> slice:
@@ -519,17 +462,8 @@ def _span(range_: Bucketed) -> slice:
     return slice(range_.bucket * width, (range_.bucket + 1) * width - 1)
 
 
-def _is_among(rows: Rows, hashes: Hashes) -> Mask:
-    """The rows whose hash is one of these, which are sorted."""
-    own = rows[_HASH].to_numpy()
-    if not len(hashes):
-        return np.zeros(len(own), bool)
-    found: Mask = hashes[np.minimum(np.searchsorted(hashes, own), len(hashes) - 1)] == own
-    return found
-
-
 def _add_hashes(rows: Rows, spec: TableSpec) -> Rows:
-    return rows.append_column(_HASH, pa.array(key_hashes(rows, spec)))
+    return rows.append_column(HASH, pa.array(key_hashes(rows, spec)))
 
 
 def _repeat(value: object, type_: pa.DataType, rows: Rows) -> Column:
@@ -539,61 +473,110 @@ def _repeat(value: object, type_: pa.DataType, rows: Rows) -> Column:
 # ---------------------------------------------------------------- what a batch becomes
 
 
-class _Losers:
-    """Rows of a batch that are superseded.
+class _Batch:
+    """What becomes of rows of a batch that do not stay where they were appended.
 
     Attributes:
         files: the batch's files, each with its partition; `_SOURCE` is a place in this list.
-        digests: of the rows, by partition.
-        placed: of those that brought their key alone, by the partition that they got.
+        lost: digests of the rows that are superseded, by partition.
+        lost_alone: of those of them that brought their key alone, by the partition that they got.
+        away: of the refused rows that named a partition, by that partition.
+        unknown: see `Settled`.
     """
 
     def __init__(self, spec: TableSpec, files: Sequence[tuple[str, DataFile]]) -> None:
         self.files = files
-        self.digests: defaultdict[str, Digest] = defaultdict(lambda: Digest(spec))
-        self.placed: defaultdict[str, Digest] = defaultdict(lambda: Digest(spec))
-        self._positions: defaultdict[int, list[Indices]] = defaultdict(list)
+        self.lost: defaultdict[str, Digest] = defaultdict(lambda: Digest(spec))
+        self.lost_alone: defaultdict[str, Digest] = defaultdict(lambda: Digest(spec))
+        self.away: defaultdict[str, Digest] = defaultdict(lambda: Digest(spec))
+        self.unknown = 0
+        self._spec = spec
+        self._gone: defaultdict[int, list[Indices]] = defaultdict(list)
+        self._placed: defaultdict[int, list[Rows]] = defaultdict(list)
+        self._refused: dict[Reason, list[Rows]] = {}
 
-    def add(self, rows: Rows) -> None:
+    def lose(self, rows: Rows) -> None:
+        """These rows are superseded."""
+        self._leave(rows.filter(pc.invert(rows[ALONE])), self.lost)
+        alone = rows.filter(rows[ALONE])
+        for partition in pc.unique(alone[PARTITION]).to_pylist():
+            self.lost_alone[partition].add(alone.filter(pc.equal(alone[PARTITION], partition)))
+
+    def place(self, rows: Rows) -> None:
+        """Those of these rows that brought their key alone count in their partitions."""
+        for number, of_file in self._by_file(rows.filter(rows[ALONE])):
+            self._placed[number].append(of_file.select([POSITION, PARTITION]))
+
+    def take(self, placed: Placed) -> None:
+        """Take what does not stay of a range."""
+        self.unknown += placed.unknown
+        if placed.superseded is not None:
+            self.lose(placed.superseded)
+        for reason, rows in placed.refused.items():
+            self._leave(rows.filter(pc.invert(rows[ALONE])), self.away)
+            self._refused.setdefault(reason, []).append(rows.select([_SOURCE, POSITION, PARTITION, ALONE]))
+
+    def _leave(self, rows: Rows, digests: defaultdict[str, Digest]) -> None:
+        for number, of_file in self._by_file(rows):
+            self._gone[number].append(of_file[POSITION].to_numpy())
+            digests[self.files[number][0]].add(of_file)
+
+    def _by_file(self, rows: Rows) -> Iterator[tuple[int, Rows]]:
         for number in pc.unique(rows[_SOURCE]).to_pylist():
-            of_file = rows.filter(pc.equal(rows[_SOURCE], number))
-            partition = self.files[number][0]
-            if partition != UNPLACED:
-                self._positions[number].append(of_file[POSITION].to_numpy())
-                self.digests[partition].add(of_file)
-                continue
-            for placed in pc.unique(of_file[PARTITION]).to_pylist():
-                self.placed[placed].add(of_file.filter(pc.equal(of_file[PARTITION], placed)))
+            yield number, rows.filter(pc.equal(rows[_SOURCE], number))
 
-    def positions(self) -> list[Indices]:
-        """For each file the positions of its rows."""
+    def gone(self) -> tuple[list[DataFile], list[Indices]]:
+        """The files of partitions, and for each the positions of its rows that do not count."""
         nothing = np.empty(0, np.int64)
-        return [np.concatenate([nothing, *self._positions.get(number, [])]) for number in range(len(self.files))]
+        stay = [(n, file) for n, (partition, file) in enumerate(self.files) if partition != UNPLACED]
+        return [file for _, file in stay], [np.concatenate([nothing, *self._gone.get(n, [])]) for n, _ in stay]
+
+    def placed(self, store: ObjectStore) -> Iterator[Rows]:
+        """The rows that `place` got, with all their columns and with `PARTITION`, file by file."""
+        for number, found in sorted(self._placed.items()):
+            at = pa.concat_tables(found)
+            yield self._read(store, number, at).append_column(PARTITION, at[PARTITION])
+
+    def refused(self, store: ObjectStore) -> dict[Reason, Rows]:
+        """The refused rows, see `Settled`."""
+        found = {}
+        for reason, tables in self._refused.items():
+            parts = []
+            for number, at in self._by_file(pa.concat_tables(tables)):
+                own = pc.if_else(at[ALONE], None, at[PARTITION])
+                parts.append(self._read(store, number, at).append_column(PARTITION, own))
+            found[reason] = pa.concat_tables(parts)
+        return found
+
+    def _read(self, store: ObjectStore, number: int, at: Rows) -> Rows:
+        file = msgspec.structs.replace(self.files[number][1], deleted=None)
+        return read_file(store, file, self._spec.ranked_schema, self._spec).take(at[POSITION])
 
 
 def _drop_losers(
-    to: IndexTarget, touched: dict[str, Touched], losers: _Losers, unknown: UnknownKeys | None
+    to: IndexTarget, touched: dict[str, Touched], batch: _Batch, unknown: UnknownKeys | None
 ) -> tuple[dict[str, Touched], set[str]]:
-    """``touched`` with these rows superseded and without `UNPLACED`, and the objects that were written for it."""
-    stays = [(file, at) for (p, file), at in zip(losers.files, losers.positions(), strict=True) if p != UNPLACED]
-    files = [file for file, _ in stays]
-    live = mark_deleted(to.store, files, [at for _, at in stays], partial(TableObjects.new_late, to.start))
+    """``touched`` without the rows that do not count and without `UNPLACED`, and the objects that were written for it."""
+    files, positions = batch.gone()
+    live = mark_deleted(to.store, files, positions, partial(TableObjects.new_late, to.start))
     by_name = {(f.name, f.at): f for f in live}
     result = dict(touched)
     alone = result.pop(UNPLACED, NOTHING)
-    for partition, placed in losers.placed.items():
-        result[partition] = _with_lost(result.get(partition, NOTHING), placed.rows, str(placed))
-    if unknown is not None and alone.superseded:
-        before = result.get(unknown.partition, NOTHING)
-        result[unknown.partition] = _with_lost(before, alone.superseded, alone.superseded_digest)
-    for partition, digest in losers.digests.items():
-        before = result[partition]
+    for partition in batch.lost.keys() | batch.away.keys():
+        before, lost, away = result[partition], batch.lost[partition], batch.away[partition]
         result[partition] = msgspec.structs.replace(
             before,
             files=tuple(by_name[f.name, f.at] for f in before.files if (f.name, f.at) in by_name),
-            superseded=before.superseded + digest.rows,
-            superseded_digest=add_digests((before.superseded_digest, str(digest))),
+            rows=before.rows - away.rows,
+            digest=add_digests((before.digest, away.negative())),
+            superseded=before.superseded + lost.rows,
+            superseded_digest=add_digests((before.superseded_digest, str(lost))),
         )
+    for partition, digest in batch.lost_alone.items():
+        result[partition] = _with_lost(result.get(partition, NOTHING), digest.rows, str(digest))
+    if unknown is not None and alone.superseded:
+        before = result.get(unknown.partition, NOTHING)
+        result[unknown.partition] = _with_lost(before, alone.superseded, alone.superseded_digest)
     return result, {name for f in live for name in f.objects} - {name for f in files for name in f.objects}
 
 
@@ -608,27 +591,31 @@ def _with_lost(touched: Touched, rows: int, digest: str | None) -> Touched:
     )
 
 
-def _add_deletes(to: IndexTarget, touched: dict[str, Touched], rows: Rows) -> dict[str, Touched]:
-    """``touched`` with these deletes, in the partitions that they have in `PARTITION`.
+def _moved_columns(spec: TableSpec) -> list[str]:
+    return [*spec.tombstone_schema.names, FILE, PLACE, DELETE_FLAG, PARTITION, MOVED_TO]
 
-    Those with `MOVED_TO` are for partitions that keys leave. Each has the rank of the record that moved its key.
+
+def _add_rows(to: IndexTarget, touched: dict[str, Touched], rows: Rows) -> dict[str, Touched]:
+    """``touched`` with these rows, in the partitions that they have in `PARTITION`.
+
+    With `MOVED_TO` they did not land: they are deletes for partitions that keys leave or come to, of another record's rank.
     """
     spec, result = to.spec, dict(touched)
-    moves = MOVED_TO in rows.schema.names
-    schema = spec.ranked_schema.append(pa.field(MOVED_TO, pa.string())) if moves else spec.ranked_schema
+    moved = MOVED_TO in rows.schema.names
+    schema = spec.ranked_schema.append(pa.field(MOVED_TO, pa.string())) if moved else spec.ranked_schema
     with Pack(to.store, TableObjects.new_moved(to.start)) as pack:
         for partition in sorted(pc.unique(rows[PARTITION]).to_pylist()):
-            leaving = align(rows.filter(pc.equal(rows[PARTITION], partition)), schema)
+            coming = align(rows.filter(pc.equal(rows[PARTITION], partition)), schema)
             digest = Digest(spec)
-            digest.add(leaving)
-            ordered = leaving.take(sort_by_key(leaving, spec.stored_key))
+            digest.add(coming)
+            ordered = coming.take(sort_by_key(coming, spec.stored_key))
             files = write_to_pack(pack, ordered, schema, to.footer("appended", partition), spec)
             before = result.get(partition, NOTHING)
             result[partition] = msgspec.structs.replace(
                 before,
                 files=(*before.files, *files),
                 rows=before.rows + digest.rows,
-                moved=before.moved + (digest.rows if moves else 0),
+                moved=before.moved + (digest.rows if moved else 0),
                 bytes=before.bytes + sum(f.bytes for f in files),
                 digest=add_digests((before.digest, str(digest))),
             )
@@ -737,7 +724,7 @@ class _Ranges:
             return
         rows = pa.concat_tables(self._tables)
         self._tables, self._held = [], 0
-        numbers = buckets(rows[_HASH].to_numpy(), self._bits)
+        numbers = buckets(rows[HASH].to_numpy(), self._bits)
         order = np.argsort(numbers.astype(np.min_scalar_type(1 << self._bits)), kind="stable")
         rows, numbers = rows.take(pa.array(order)), numbers[order]
         for number in np.unique(numbers).tolist():

@@ -44,7 +44,7 @@ def replay_rows(
     job: AppendJob,
     files: Sequence[ReplayedFile],
     renames_of: Callable[[str], int],
-    has_place: Callable[[Rows], Mask] = lambda rows: np.ones(rows.num_rows, bool),
+    is_taken: Callable[[Rows], Mask] = lambda rows: np.ones(rows.num_rows, bool),
 ) -> tuple[tuple[ReplayedFile, ...], list[Report]]:
     """Try the rows of quarantine files again. Returns the files with a row that passes, and reports of all their rows.
 
@@ -53,7 +53,7 @@ def replay_rows(
 
     Args:
         renames_of: from a batch id to the number of renames that preceded the batch, when it read the rows from landing files.
-        has_place: which accepted rows the batch can take. The others stay.
+        is_taken: which accepted rows the batch takes. The others stay.
 
     Raises:
         DamagedTableError: a quarantine file is missing or can't be read.
@@ -69,7 +69,7 @@ def replay_rows(
                     "%s was written by an earlier lakeupsert, which kept rows as text only: not replayed", file.name
                 )
                 continue
-            accepted, staying = _take_again(rows, job, renames_of, has_place)
+            accepted, staying = _take_again(rows, job, renames_of, is_taken)
             for table in accepted:
                 table, superseded = drop_left_out(job, table)
                 reports += superseded
@@ -123,7 +123,7 @@ def _has_unfit_column(block: Block, landed: str, job: AppendJob) -> bool:
 
 
 def _take_again(
-    rows: Rows, job: AppendJob, renames_of: Callable[[str], int], has_place: Callable[[Rows], Mask]
+    rows: Rows, job: AppendJob, renames_of: Callable[[str], int], is_taken: Callable[[Rows], Mask]
 ) -> tuple[list[Rows], Rows]:
     """The rows of one quarantine file: tables of accepted rows (see `landing.accept.read_rows`), and the rows that stay."""
     columns = {column: rows[column].to_pylist() for column in ("reason_code", "reason", "arrow")}
@@ -134,7 +134,7 @@ def _take_again(
         if _has_unfit_column(block, quarantined.file, job):
             continue
         taken = take(block, frozenset(), quarantined.file, job.rules)
-        passes = taken.accepted.filter(pa.array(has_place(taken.accepted)))
+        passes = taken.accepted.filter(pa.array(is_taken(taken.accepted)))
         stays[passes[PLACE].to_numpy()] = False
         if passes.num_rows:
             accepted.append(passes)

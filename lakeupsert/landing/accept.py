@@ -329,23 +329,24 @@ def _convert_columns(
 
 
 def _partitions(converted: _ConvertedColumns, is_delete: Mask, refusals: _Refusals, spec: TableSpec) -> pa.Array:
-    """The name of every row's partition: `UNPLACED` for deletes that the key index has to place. Refuses rows without one."""
+    """The name of every row's partition: `UNPLACED` for rows that the key index has to place. Refuses others without one."""
     absent = {name: as_mask(converted.columns[name].is_null()) for name in partition_sources(spec)}
     for name in absent.keys() & converted.partition_unfit.keys():
         absent[name] &= ~converted.partition_unfit[name]
-    alone = is_delete & np.logical_or.reduce([np.zeros(len(is_delete), bool), *absent.values()])
+    may_lack = is_delete | (spec.mode == "columns")
+    alone = may_lack & np.logical_or.reduce([np.zeros(len(is_delete), bool), *absent.values()])
     sources = {one.column: one.sources[0] for one in spec.partition_from}
     folders = [folder_names(name, converted.columns[name]) for name in spec.partition_by]
     for name, folder in zip(spec.partition_by, folders, strict=True):
         source, type_ = sources.get(name, name), spec.schema.field(name).type
         unfit, what = as_mask(folder.is_null()), f"does not name a partition of {type_}"
-        if spec.places_deletes:
+        if spec.takes_key_alone:
             unfit &= ~(alone & absent.get(source, False))
         else:
-            refusals.add_values("bad_partition", unfit & alone, source, f"{what}.{_KEY_ALONE.rstrip('.')}")
+            refusals.add_values("bad_partition", unfit & alone & is_delete, source, f"{what}.{_KEY_ALONE.rstrip('.')}")
         refusals.add_values("bad_partition", unfit, source, what, _hint(type_))
     names = joined_names(folders, len(is_delete))
-    return pc.if_else(pa.array(alone), UNPLACED, names) if spec.places_deletes else names
+    return pc.if_else(pa.array(alone), UNPLACED, names) if spec.takes_key_alone else names
 
 
 def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> Mask:

@@ -515,7 +515,7 @@ def required_columns(spec: TableSpec) -> frozenset[str]:
     """The columns that every landing file of the table must have."""
     in_files = () if spec.stamped or spec.order_in_name or spec.groups else spec.order_by
     absent = {one.column for one in spec.partition_from} | set(() if in_files else spec.order_by)
-    placing = () if spec.places_deletes else partition_sources(spec)
+    placing = () if spec.takes_key_alone else partition_sources(spec)
     return frozenset((*spec.key, *placing, *in_files)) - absent
 
 

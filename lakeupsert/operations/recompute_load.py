@@ -248,11 +248,11 @@ class LandedRows:
         return self._is_in("wanted")
 
     def _or_alone(self) -> str:
-        """Deletes that bring their key alone count in every partition."""
-        if not self._spec.places_deletes:
+        """Records that bring their key alone count in every partition."""
+        if not self._spec.takes_key_alone:
             return ""
         absent = " OR ".join(f"landed.{identifier(c)} IS NULL" for c in self._spec.partition_by)
-        return f" OR ({DELETED} AND ({absent}))"
+        return f" OR (({absent}) AND {DELETED if self._spec.mode == 'rows' else 'true'})"
 
     def _is_in(self, table: str, *more: str) -> str:
         """Whether ``table`` has a row with the partition columns, and the integers ``more``, of a row of `landed`, in SQL."""

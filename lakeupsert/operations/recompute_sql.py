@@ -102,11 +102,18 @@ def winners(spec: TableSpec, key: str) -> str:
             f"SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY {unique} ORDER BY {rank(spec)}) AS {NTH} FROM landed) "
             f"WHERE {NTH} = 1 AND NOT {DELETED}"
         )
-    columns, ranks = [f"1 AS {NTH}"], []
+    unique, partition = key, []
+    if spec.key_scope == "table":  # a key's records with a partition since its last delete name the same one
+        unique = ", ".join(map(identifier, spec.key))
+        partition = [
+            f"arg_min({identifier(c)}, {NTH}_0) FILTER ({identifier(c)} IS NOT NULL AND NOT {DELETED}) AS {identifier(c)}"
+            for c in spec.partition_by
+        ]
+    columns, ranks = [f"1 AS {NTH}", *partition], []
     for number, (ordering, ids) in enumerate(spec.columns_of):
         nth = f"{NTH}_{number}"
         by_rank = ", ".join([*_order_terms(ordering), "rowid DESC"])
-        ranks.append(f"row_number() OVER (PARTITION BY {key} ORDER BY {by_rank}) AS {nth}")
+        ranks.append(f"row_number() OVER (PARTITION BY {unique} ORDER BY {by_rank}) AS {nth}")
         orders = [o.column for o in ordering]
         ordered = " OR ".join(f"{identifier(name)} IS NOT NULL" for name in orders) if spec.groups else "true"
         for name in ids:
@@ -118,8 +125,8 @@ def winners(spec: TableSpec, key: str) -> str:
             brought = f"arg_min({value}, {nth}) FILTER ({DELETED} OR (({ordered}) AND {brings}))"
             columns.append(f"({brought}).v AS {identifier(name)}")
     return (
-        f"SELECT {key}, {', '.join(columns)} FROM (SELECT *, {', '.join(ranks)} FROM landed) "
-        f"GROUP BY {key} HAVING NOT arg_min({DELETED}, {NTH}_0)"
+        f"SELECT {unique}, {', '.join(columns)} FROM (SELECT *, {', '.join(ranks)} FROM landed) "
+        f"GROUP BY {unique} HAVING NOT arg_min({DELETED}, {NTH}_0)"
     )
 
 

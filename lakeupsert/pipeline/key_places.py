@@ -1,8 +1,8 @@
 """Settle a batch against the key index of a table with `key_scope = "table"`, and rebuild that index.
 
 Reads     the ledger's headers, which name the index and its changes by batch; the files that the batch appended
-Writes    objects of the index, deletes in partitions that a key has left, deletes that brought their key alone, or a quarantine
-          file with these; the batch's ledger entry names and commits them
+Writes    objects of the index, deletes in partitions that a key has left, records that brought their key alone, or a
+          quarantine file with some; the batch's ledger entry names and commits them
 Repeat    safe: the index at a ledger number is a function of the ledger; whoever loses the race for the next number starts again
 
 The index at N is that of the last entry that names one, and the changes of every entry since. No index includes a restore: behind
@@ -11,7 +11,7 @@ one, or if an object of the index is damaged, it is rebuilt from the key and ord
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.hosts import Host
-from lakeupsert.engine.keyindex import IndexTarget, Settled, Source, UnknownKeys, find_known, rebuild_index, settle
+from lakeupsert.engine.keyindex import IndexTarget, Settled, Source, find_refused, rebuild_index, settle
+from lakeupsert.engine.placing import UnknownKeys
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
 from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.landing.formats.blocks import ArrowBlock
@@ -28,12 +29,14 @@ from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import step_to
 from lakeupsert.rows.arrays import Mask, Rows
+from lakeupsert.rows.columns import brought_columns
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.table.chain import Link
-from lakeupsert.table.ledger import KeyIndex, LedgerEntry, Touched
+from lakeupsert.table.layout import partition_scalars
+from lakeupsert.table.ledger import KeyIndex, LedgerEntry, Reason, Touched
 from lakeupsert.table.manifest import DataFile
-from lakeupsert.table.spec import FILE, PLACE, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 log = logging.getLogger(__name__)
 
@@ -155,12 +158,12 @@ def _settle(
         unknown_deletes=settled.unknown,
     )
     if settled.refused:
-        entry = _with_refused(to, entry, pa.concat_tables(settled.refused))
+        entry = _with_refused(to, entry, settled.refused)
     return SettledBatch(entry, settled.objects | {f.name for f in entry.quarantine})
 
 
 def _unknown_keys(table: OpenTable, to: IndexTarget, entry: LedgerEntry, number: int) -> UnknownKeys | None:
-    """What becomes of deletes that bring an unknown key alone; None if the batch has no delete without a partition."""
+    """What becomes of deletes that bring an unknown key alone; None if the batch has no record without a partition."""
     if UNPLACED not in entry.touched:
         return None
     links = table.entries(-1, number) if to.start else []
@@ -169,55 +172,75 @@ def _unknown_keys(table: OpenTable, to: IndexTarget, entry: LedgerEntry, number:
         rows = entry.touched[UNPLACED].rows
         raise RefusedError(
             "no-partition-yet",
-            f"The batch for table {table.name!r} has only deletes that bring their key alone: {rows:,} rows. The table has no "
-            "partition yet, so there is nothing to delete. Nothing was committed.",
+            f"The batch for table {table.name!r} has only records that bring their key alone: {rows:,} rows. The table has no "
+            "partition yet, so none of them has a row. Nothing was committed.",
             next="land the rows first, in this batch or an earlier one, then run `lakeupsert run` again",
         )
     return UnknownKeys(max(partitions), table.settings.unknown_deletes == "keep")
 
 
-def _with_refused(to: IndexTarget, entry: LedgerEntry, rows: Rows) -> LedgerEntry:
-    """``entry`` with these deletes in quarantine. They are written as they landed, so that a replay knows them for deletes."""
-    spec = to.spec
-    given = {*spec.partition_by, *(spec.order_by if spec.stamped or spec.order_in_name else ())}
-    columns = {name: rows[name].combine_chunks() for name in spec.tombstone_schema.names if name not in given}
-    if spec.delete and spec.delete.column and spec.delete.values:
-        columns[spec.delete.column] = pa.repeat(spec.delete.values[0], rows.num_rows)
-    block = ArrowBlock(columns, rows[PLACE].to_numpy())
-    every, paths = range(rows.num_rows), [file.path for file in entry.files]
-    reason = "It is a delete that brings its key alone, and no record has come for the key (`unknown_deletes`)."
-    refused = {
-        "reason_code": ["unknown_key"] * rows.num_rows,
-        "reason": [reason] * rows.num_rows,
-        "file": [paths[file] for file in rows[FILE].to_pylist()],
-        "position": rows[PLACE],
-        "line": pa.nulls(rows.num_rows, pa.int64()),
-        "raw": block.raw(every),
-        "arrow": block.arrow(every),
-    }
-    schema = pa.schema([field for field in QUARANTINE_SCHEMA if field.name != "batch"])
+_WHY: dict[Reason, str] = {
+    "unknown_key": "It brings its key alone, and the key has no row: none has come, or it was deleted.",
+    "other_partition": "Its key has a row in another partition, which a row of several records can't leave.",
+}
+
+
+def _with_refused(to: IndexTarget, entry: LedgerEntry, refused: Mapping[Reason, Rows]) -> LedgerEntry:
+    """``entry`` with these rows in quarantine."""
+    paths = [file.path for file in entry.files]
     with QuarantineWriter(to.store, to.start, to.footer("quarantine")) as out:
-        out.write(pa.table(refused, schema=schema))
-    quarantined = {**entry.quarantined, "unknown_key": rows.num_rows}
+        for reason, rows in refused.items():
+            for some, block in _as_landed(rows, to.spec):
+                count = some.num_rows
+                columns = {
+                    "reason_code": [reason] * count,
+                    "reason": [_WHY[reason]] * count,
+                    "file": [paths[file] for file in some[FILE].to_pylist()],
+                    "position": some[PLACE],
+                    "line": pa.nulls(count, pa.int64()),
+                    "raw": block.raw(range(count)),
+                    "arrow": block.arrow(range(count)),
+                }
+                out.write(pa.table(columns, schema=pa.schema([f for f in QUARANTINE_SCHEMA if f.name != "batch"])))
+    counts = {reason: rows.num_rows for reason, rows in refused.items()}
     return msgspec.structs.replace(
         entry,
-        quarantined=dict(sorted(quarantined.items())),
+        quarantined=dict(sorted({**entry.quarantined, **counts}.items())),
         quarantine=(*entry.quarantine, *(report.file for report in out.reports())),
     )
 
 
-def find_placed(table: OpenTable, spec: TableSpec, head: Link[LedgerEntry] | None, rows: Rows) -> Mask:
-    """Which rows of a replay get a partition. If deletes of unknown keys are refused, others need a key with a record.
+def _as_landed(rows: Rows, spec: TableSpec) -> Iterator[tuple[Rows, ArrowBlock]]:
+    """Rows as they landed, so that a replay takes each for what it was: with what it brought, its partition and its operation."""
+    given = spec.order_by if spec.stamped or spec.order_in_name else ()
+    computed = {one.column for one in spec.partition_from}
+    for names, some in brought_columns(rows, spec):
+        columns = {name: some[name].combine_chunks() for name in names if name not in given}
+        values = [None if name is None else partition_scalars(spec, name) for name in some[PARTITION].to_pylist()]
+        for name in spec.partition_by:
+            if name not in computed:
+                column = [None if of_row is None else of_row[name].as_py() for of_row in values]
+                columns[name] = pa.array(column, spec.schema.field(name).type)
+        deletes = as_mask(some[DELETE_FLAG])
+        if spec.delete and spec.delete.column and spec.delete.values and deletes.any():
+            column = [spec.delete.values[0] if dies else None for dies in deletes.tolist()]
+            columns[spec.delete.column] = pa.array(column, pa.string())
+        yield some, ArrowBlock(columns, some[PLACE].to_numpy())
 
-    If the index has to be rebuilt first, which the next append does, only those that name one.
+
+def find_takable(table: OpenTable, spec: TableSpec, head: Link[LedgerEntry] | None, rows: Rows) -> Mask:
+    """Which accepted rows of a replay `settle_keys` would not refuse.
+
+    If the index has to be rebuilt first, which the next append does, it is not asked: rows that might need it stay.
     """
-    alone = as_mask(pc.equal(rows[PARTITION], UNPLACED))
-    if not alone.any() or table.settings.unknown_deletes == "keep":
+    if not spec.takes_key_alone:
         return np.ones(rows.num_rows, bool)
+    unknown = UnknownKeys("", table.settings.unknown_deletes == "keep")
     index = named_index(table.headers(head.number)) if head else None
     if index is not None:
-        alone[alone] = ~find_known(table.store, spec, *index, rows.filter(pa.array(alone)))
-    return ~alone
+        return ~find_refused(table.store, spec, *index, rows, unknown)
+    needs_index = as_mask(pc.equal(rows[PARTITION], UNPLACED))
+    return ~needs_index if spec.mode == "rows" else np.zeros(rows.num_rows, bool)
 
 
 def _rows(table: OpenTable, number: int) -> int:

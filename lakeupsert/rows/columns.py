@@ -9,7 +9,7 @@ A stored row holds the values and the parts that they come from: `HAS` lists the
 matters, and a late record can be compared with exactly the part that it would replace.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +70,22 @@ def fill_in_brought_columns(rows: Rows, spec: TableSpec, names: Sequence[str]) -
     columns = {name: rows[name].combine_chunks() for name in spec.stored_schema.names}
     has, _ = find_brought_columns(columns, lambda name: np.full(rows.num_rows, name in names), spec)
     return rows.set_column(rows.schema.get_field_index(HAS), HAS, has)
+
+
+def brought_columns(rows: Rows, spec: TableSpec) -> Iterator[tuple[list[str], Rows]]:
+    """Accepted rows by what they bring: the columns' names, key and order among them, and the rows that bring just these.
+
+    In mode rows these are key and order: only a delete is asked for.
+    """
+    always = spec.tombstone_schema.names
+    if spec.mode == "rows":
+        yield always, rows
+        return
+    encoded = rows[HAS].combine_chunks().dictionary_encode()
+    ids = {name: id_ for _, of_group in spec.columns_of for name, id_ in of_group.items()}
+    for number, bits in enumerate(_unpack(encoded.dictionary, spec.last_field_id + 1)):
+        names = [name for name, id_ in ids.items() if bits[id_]]
+        yield list(dict.fromkeys([*always, *names])), rows.filter(pc.equal(encoded.indices, number))
 
 
 def combine_columns(rows: Rows, spec: TableSpec, order: Indices, wins: Mask, ties: Sequence[str]) -> CombinedRows:

@@ -36,6 +36,10 @@ class Digest:
     def __str__(self) -> str:
         return digest_text(self._sum)
 
+    def negative(self) -> str:
+        """What takes these rows out of a digest that has them."""
+        return digest_text(-self._sum)
+
 
 def digests(groups: Sequence[Sequence[Rows]], spec: TableSpec) -> list[str]:
     """The digest of each group of tables. One call hashes them all, because calls for a few rows cost more than the rows."""

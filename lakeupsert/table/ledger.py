@@ -22,6 +22,7 @@ Reason = Literal[
     "missing_column",
     "null_key",
     "order_missing",
+    "other_partition",
     "retyped",
     "unknown_key",
     "unreadable_file",

@@ -385,9 +385,9 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.delete is not None or self.key_scope == "table" or STATEMENTS in self.requires
 
     @cached_property
-    def places_deletes(self) -> bool:
-        """Whether a delete may bring its key without a partition: the key index knows where the key is."""
-        return self.delete is not None and self.key_scope == "table"
+    def takes_key_alone(self) -> bool:
+        """Whether a delete, and in mode columns any record, may name no partition: the key index knows where its key is."""
+        return self.key_scope == "table" and (self.delete is not None or self.mode == "columns")
 
     def with_statements(self) -> "TableSpec":
         """The spec of a table whose batches may be of statements: this one, if it is."""

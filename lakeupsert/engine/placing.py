@@ -1,0 +1,243 @@
+"""Which partition the records of a batch get that bring their key alone, in a table whose keys are unique in the whole table.
+
+Reads     nothing but rows at hand: those of a batch, and the records that the key index has of the same keys
+Writes    nothing; `keyindex` writes what becomes of them
+Repeat    safe
+
+    rows of a batch + the index's records -> rows with partitions | superseded | refused, and deletes for more partitions
+
+In mode rows only deletes may come so. Such a delete counts as one for the partition where its key is, or was deleted.
+
+In mode columns an update may bring its key alone, too. A row consists of several records there, and nobody reads the stored ones
+here, so a living key stays in its partition: a record that names another one is refused (`other_partition`). Once the key is
+deleted, a newer record gives it a new life in any partition, and the delete goes there, too: it stops older records.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeupsert.engine.merge import AGE
+from lakeupsert.landing.partitions import UNPLACED
+from lakeupsert.rows.arrays import Column, Hashes, Indices, Mask, Rows
+from lakeupsert.rows.convert import as_mask
+from lakeupsert.rows.floor import PARTITION
+from lakeupsert.rows.rank import sort_by_rank
+from lakeupsert.table.ledger import Reason
+from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, PLACE, TableSpec
+
+HASH = "_lakeupsert_hash"
+ALONE = "_lakeupsert_alone"
+"""Boolean column: the row landed without a partition."""
+_BEFORE_ALL = -1
+"""`FILE` and `PLACE` of a delete that an earlier batch brought: it loses to every row of this batch with its order."""
+
+
+@dataclass(frozen=True)
+class UnknownKeys:
+    """What becomes of a delete that brings its key alone, if the key has no record: it is refused, or ``kept`` in ``partition``,
+    where it meets no row."""
+
+    partition: str
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The rows of a batch with the partitions that they get.
+
+    Attributes:
+        rows: with `PARTITION` and `ALONE`, those that stay.
+        superseded: older than the delete of their key, and for another partition than it.
+        refused: rows by the reason for their quarantine.
+        copies: tables of deletes for one more partition, in `PARTITION`, than their own, in `MOVED_TO`.
+        unknown: how many deletes bring the key alone of a key without a record.
+    """
+
+    rows: Rows
+    superseded: Rows | None = None
+    refused: dict[Reason, Rows] = field(default_factory=dict)
+    copies: tuple[Rows, ...] = ()
+    unknown: int = 0
+
+
+def place(incoming: Rows, stored: Rows, partitions: Column, spec: TableSpec, unknown: UnknownKeys | None) -> Placed:
+    """Place the rows of a batch. ``incoming`` has all of some keys, and ``stored`` each of these keys once, as the index has it.
+
+    Args:
+        partitions: those of the ``incoming`` rows, or `UNPLACED`.
+        unknown: None if the batch has no row without a partition.
+    """
+    alone = pc.equal(partitions, UNPLACED)
+    rows = incoming.append_column(PARTITION, partitions).append_column(ALONE, alone)
+    if spec.mode == "columns":
+        return _Lives(rows, stored, spec, unknown).placed() if rows.num_rows else Placed(rows)
+    if unknown is None or not pc.any(alone).as_py():
+        return Placed(rows)
+    lonely, others = rows.filter(alone), rows.filter(pc.invert(alone))
+    found = _known_partitions(lonely, others, stored, spec)
+    is_unknown = found.is_null()
+    lonely = _with_partitions(lonely, found.fill_null(unknown.partition))
+    count = pc.sum(is_unknown).as_py()
+    if unknown.kept or not count:
+        return Placed(pa.concat_tables([others, lonely]), unknown=count)
+    stay = pa.concat_tables([others, lonely.filter(pc.invert(is_unknown))])
+    return Placed(stay, refused={"unknown_key": lonely.filter(is_unknown)}, unknown=count)
+
+
+def is_among_hashes(rows: Rows, hashes: Hashes) -> Mask:
+    """The rows whose `HASH` is one of these, which are sorted."""
+    own = rows[HASH].to_numpy()
+    if not len(hashes):
+        return np.zeros(len(own), bool)
+    found: Mask = hashes[np.minimum(np.searchsorted(hashes, own), len(hashes) - 1)] == own
+    return found
+
+
+def _with_partitions(rows: Rows, partitions: Column) -> Rows:
+    return rows.set_column(rows.schema.get_field_index(PARTITION), PARTITION, partitions)
+
+
+def _known_partitions(lonely: Rows, others: Rows, stored: Rows, spec: TableSpec) -> pa.Array:
+    """For each ``lonely`` row the partition of its key's stored record, or else of another record of the batch, or null."""
+    hashes = np.unique(lonely[HASH].to_numpy())
+    near = [rows.filter(pa.array(is_among_hashes(rows, hashes))) for rows in (others, stored)]
+    both = _by_age((lonely, *near), [*spec.tombstone_schema.names, PARTITION])
+    order, wins = sort_by_rank(both, spec, (AGE,))
+    places, keys = order.to_numpy(), np.empty(both.num_rows, np.int64)
+    keys[places] = np.cumsum(as_mask(wins)) - 1
+    source = np.full(int(keys.max()) + 1, -1)
+    ages = both[AGE].to_numpy()[places]
+    for age in (1, 2):
+        some = places[ages == age][::-1]  # the greatest of a key comes last, and stays
+        source[keys[some]] = some
+    own = source[keys[: lonely.num_rows]]
+    return both[PARTITION].combine_chunks().take(pa.array(own, mask=own < 0))
+
+
+def _by_age(tables: Sequence[Rows], columns: Sequence[str]) -> Rows:
+    """The tables, one below the other. `AGE` is a row's table."""
+    ages = [pa.repeat(pa.scalar(age, pa.int8()), rows.num_rows) for age, rows in enumerate(tables)]
+    return pa.concat_tables(
+        [rows.select(columns).append_column(AGE, age) for rows, age in zip(tables, ages, strict=True)]
+    )
+
+
+_STAYS, _SUPERSEDED, _UNKNOWN_KEY, _OTHER_PARTITION = range(4)
+_REASONS: dict[int, Reason] = {_UNKNOWN_KEY: "unknown_key", _OTHER_PARTITION: "other_partition"}
+
+
+class _Lives:
+    """Mode columns: follows each key through its records, the least rank first.
+
+    Most keys have one partition, and need no look at single records. Those of the others are walked one by one.
+    """
+
+    def __init__(self, rows: Rows, stored: Rows, spec: TableSpec, unknown: UnknownKeys | None) -> None:
+        self._rows, self._unknown = rows, unknown
+        known = stored
+        for name, type_ in ((FILE, pa.int32()), (PLACE, pa.int64())):
+            known = known.append_column(name, pa.repeat(pa.scalar(_BEFORE_ALL, type_), stored.num_rows))
+        self._both = _by_age((known, rows), [*spec.tombstone_schema.names, PARTITION, DELETE_FLAG, FILE, PLACE])
+        order, wins = sort_by_rank(self._both, spec, (AGE, FILE, PLACE))
+        self._first, self._order, self._begins = stored.num_rows, order.to_numpy(), np.flatnonzero(as_mask(wins))
+        self._keys = np.empty(self._both.num_rows, np.int64)
+        self._keys[self._order] = np.cumsum(as_mask(wins)) - 1
+        names = self._both[PARTITION].combine_chunks()
+        encoded = pc.if_else(pc.equal(names, UNPLACED), None, names).dictionary_encode()
+        self._names: list[str] = encoded.dictionary.to_pylist()
+        if unknown is not None and unknown.partition not in self._names:
+            self._names.append(unknown.partition)
+        self._home = self._names.index(unknown.partition) if unknown is not None else -1
+        self._codes: Indices = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
+        self._deletes = as_mask(self._both[DELETE_FLAG])
+        self._fate = np.zeros(self._both.num_rows, np.int8)
+        self._copies: list[tuple[int, int]] = []
+        self._count = 0
+
+    def placed(self) -> Placed:
+        own, alone = self._codes.copy(), self._codes < 0
+        only, contested = self._partition_of_each()
+        self._codes[alone] = only[self._keys[alone]]
+        ends = np.append(self._begins[1:], len(self._order))
+        for key in np.flatnonzero(contested).tolist():
+            self._walk(self._order[self._begins[key] : ends[key]][::-1].tolist(), own)
+        codes, fate = self._codes[self._first :], self._fate[self._first :]
+        rows = _with_partitions(self._rows, self._named(codes))
+        by_fate = {one: rows.filter(pa.array(fate == one)) for one in np.unique(fate).tolist()}
+        refused = {reason: by_fate[one] for one, reason in _REASONS.items() if one in by_fate}
+        stay = by_fate.get(_STAYS, rows.slice(0, 0))
+        return Placed(stay, by_fate.get(_SUPERSEDED), refused, self._taken_along(), self._count)
+
+    def _taken_along(self) -> tuple[Rows, ...]:
+        if not self._copies:
+            return ()
+        places, partitions = np.array(self._copies, np.int64).T
+        copies = self._both.take(pa.array(places)).append_column(MOVED_TO, self._named(self._codes[places]))
+        return (_with_partitions(copies, self._named(partitions)),)
+
+    def _named(self, codes: Indices) -> pa.Array:
+        return pa.array(self._names, pa.string()).take(pa.array(codes, mask=codes < 0))
+
+    def _partition_of_each(self) -> tuple[Indices, Mask]:
+        """For each key its partition, if it has one; and whether its records have to be walked."""
+        count, named, deletes = len(self._begins), self._codes >= 0, self._deletes
+        low, high = np.full(count, len(self._names)), np.full(count, -1)
+        np.minimum.at(low, self._keys[named], self._codes[named])
+        np.maximum.at(high, self._keys[named], self._codes[named])
+        arrived = np.arange(len(self._codes)) >= self._first
+
+        def has(which: Mask) -> Mask:
+            return np.bincount(self._keys[which], minlength=count) > 0
+
+        dead, killed, updated = has(deletes & ~arrived), has(deletes & arrived), has(~named & ~deletes)
+        return low, (low != high) | dead | (killed & updated)
+
+    def _walk(self, rows: Sequence[int], own: Indices) -> None:
+        """Place the records of one key, given from the least rank on; ``own``: the partitions that they name, or -1."""
+        stored = next((row for row in rows if row < self._first), None)
+        if stored is None:  # what the batch brings of a new key belongs together
+            partition = next((int(own[row]) for row in rows if own[row] >= 0), -1)
+            lives, grave = partition >= 0, None
+        else:
+            partition, lives, grave = int(own[stored]), not self._deletes[stored], stored
+        is_newer = stored is None
+        for row in rows:
+            if row == stored:
+                is_newer = True
+                continue
+            named = int(own[row])
+            if named < 0:
+                self._codes[row] = partition
+            elsewhere = named >= 0 and named != partition
+            if self._deletes[row]:
+                if partition < 0 and not self._is_kept(row):
+                    continue
+                if elsewhere and lives:
+                    self._copies.append((row, partition))
+                elif elsewhere and not is_newer:
+                    self._fate[row] = _SUPERSEDED
+                if is_newer:
+                    partition, lives, grave = int(self._codes[row]), False, row
+            elif lives:
+                self._fate[row] = _OTHER_PARTITION if elsewhere else _STAYS
+            elif not is_newer:
+                self._fate[row] = _SUPERSEDED if elsewhere else _STAYS
+            elif named < 0:
+                self._fate[row] = _UNKNOWN_KEY
+            else:
+                if elsewhere and grave is not None:
+                    self._copies.append((grave, named))
+                partition, lives = named, True
+
+    def _is_kept(self, row: int) -> bool:
+        """Whether the delete of a key without a record stays; then it has its partition."""
+        self._count += 1
+        if self._unknown is None or not self._unknown.kept:
+            self._fate[row] = _UNKNOWN_KEY
+            return False
+        self._codes[row] = self._home
+        return True
