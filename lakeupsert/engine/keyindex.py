@@ -14,8 +14,8 @@ A row of the index has the key columns and the ordering columns, no payload. Has
 their keys, so two keys with the same hash stay two keys. A delete stays in the index, so that older records of its key stay
 dead in every partition. `rank.sort_by_rank` decides which record wins, as everywhere.
 
-A record that brings its key alone has no partition when it is appended (`landing.partitions.UNPLACED`). `placing` gives it one. Then
-it is written again, into a file of that partition; its first file is in no ledger entry.
+A record that brings its key alone is appended without a partition (`landing.partitions.UNPLACED`). `placing` gives it one, and it
+is written again, into a file of that partition. Its first file is in no ledger entry.
 
 Memory: the rows of one range, and key and order of the keys that move. Ranges grow beyond 2^`MOST_BITS` of them.
 """

@@ -202,7 +202,7 @@ def _with_refused(to: IndexTarget, entry: LedgerEntry, refused: Mapping[Reason, 
                     "arrow": block.arrow(range(count)),
                 }
                 out.write(pa.table(columns, schema=pa.schema([f for f in QUARANTINE_SCHEMA if f.name != "batch"])))
-    counts = {reason: rows.num_rows for reason, rows in refused.items()}
+    counts: dict[str, int] = {reason: rows.num_rows for reason, rows in refused.items()}
     return msgspec.structs.replace(
         entry,
         quarantined=dict(sorted({**entry.quarantined, **counts}.items())),

@@ -553,7 +553,6 @@ def test_table_of_keys_in_partitions_pays_nothing(tmp_path: Path) -> None:
     ("text", "setting"),
     [
         ('ties = "content"', "ties"),
-        ('mode = "columns"', "mode"),
         ('tombstone_retention = "1d"', "tombstone_retention"),
         ('on_failed_partition = "skip"', "on_failed_partition"),
     ],

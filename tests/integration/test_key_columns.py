@@ -1,0 +1,246 @@
+"""`mode = "columns"` with `key_scope = "table"`: updates and deletes by the key alone, of rows that several records make."""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakeupsert import Table
+from lakeupsert.config import DeleteSettings, TableSettings, load
+from lakeupsert.engine import keyindex as engine
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.pipeline import key_places
+from lakeupsert.storage import open_store
+from lakeupsert.table.layout import KEYS
+
+Record = Mapping[str, Any]
+COLUMNS = ("u", "v", "w")
+SCHEMA = {"k": "string", "day": "date", "ts": "int", **dict.fromkeys(COLUMNS, "int")}
+
+
+class Nights:
+    """A table `t`, its landing zone, and every record that it took, in the order of their arrival."""
+
+    def __init__(self, root: Path, **settings: Any) -> None:
+        self.root = root
+        self.taken: list[Record] = []
+        self.batches = 0
+        given = {
+            "key": ("k",),
+            "partition_by": ("day",),
+            "order_by": ("ts",),
+            "mode": "columns",
+            "key_scope": "table",
+            "schema": SCHEMA,
+            "delete": DeleteSettings(column="op", values=("D",)),
+            "quarantine_limit": "100%",
+            **settings,
+        }
+        self.settings = TableSettings(landing=str(root / "landing"), processed=str(root / "processed"), **given)
+        (root / "landing").mkdir(parents=True)
+        self.table = Table("t", self.settings)
+
+    def append(self, *records: Record) -> dict[str, list[Record]]:
+        """Append a file; returns the refused records by reason."""
+        self.batches += 1
+        lines = [json.dumps(record) for record in records]
+        name = f"{self.batches:03d}.jsonl"
+        (self.root / "landing" / name).write_text("\n".join(lines) + "\n")
+        appended = self.table.append(host="local")
+        assert appended is not None
+        places, at = {}, 0
+        for record, line in zip(records, lines, strict=True):
+            places[at] = record
+            at += len(line) + 1
+        refused: dict[str, list[Record]] = {}
+        for row in self.quarantined([f.name for f in appended.entry.quarantine]):
+            refused.setdefault(row["reason_code"], []).append(places.pop(row["position"]))
+        self.taken += places.values()
+        assert appended.entry.quarantined == {reason: len(rows) for reason, rows in refused.items()}
+        return refused
+
+    def night(self, *records: Record) -> dict[str, list[Record]]:
+        refused = self.append(*records)
+        self.table.run(host="local")
+        return refused
+
+    def quarantined(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        import pyarrow.parquet as pq
+
+        return [row for name in names for row in pq.read_table(self.root / "processed" / name).to_pylist()]
+
+    def rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.table.to_arrow().read_all().to_pylist()
+        return sorted(({**row, "day": str(row["day"])} for row in rows), key=lambda row: str(row["k"]))
+
+    def check(self) -> None:
+        assert self.rows() == expected(self.taken)
+        checked = self.table.reconcile(deep=True)
+        assert not checked.unbalanced
+        assert not checked.batches
+
+
+def expected(taken: Sequence[Record]) -> list[dict[str, Any]]:
+    """Each column of a key is that of its greatest record that brings it, since the key was last deleted."""
+    rows = []
+    for key in sorted({record["k"] for record in taken}):
+        ranked = sorted((r for r in taken if r["k"] == key), key=lambda record: record["ts"])  # stable: by arrival
+        deletes = [n for n, record in enumerate(ranked) if record.get("op") == "D"]
+        since = ranked[deletes[-1] + 1 :] if deletes else ranked
+        if not since:
+            continue
+        row: dict[str, Any] = {"k": key, **dict.fromkeys(COLUMNS)}
+        for record in since:
+            row |= {name: value for name, value in record.items() if name in ("ts", *COLUMNS)}
+        [row["day"]] = {record["day"] for record in since if record.get("day")}
+        rows.append({name: row[name] for name in SCHEMA})
+    return rows
+
+
+def full(k: str, day: int, ts: int, **columns: int) -> Record:
+    return {"k": k, "day": f"2020-01-0{day}", "ts": ts, **columns}
+
+
+def update(k: str, ts: int, **columns: int) -> Record:
+    return {"k": k, "ts": ts, **columns}
+
+
+def delete(k: str, ts: int, **more: Any) -> Record:
+    return {"k": k, "ts": ts, "op": "D", **more}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_records_come_to_what_was_taken_of_them(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any order, with keys that are deleted and come again elsewhere, with merges, compactions and lost indexes between."""
+    rng = random.Random(seed)
+    monkeypatch.setattr(key_places, "MOST_CHANGED", rng.choice([0, 9]))
+    if seed % 3 == 0:
+        monkeypatch.setattr(engine, "RANGE_ROWS", 4)
+        monkeypatch.setattr(engine, "MOST_BITS", 3)
+    nights = Nights(tmp_path, strategy=rng.choice(["rewrite", "delta"]))
+    refused = 0
+    for number in range(10):
+        records = []
+        for _ in range(rng.randrange(1, 9) + 6 * (number == 0)):
+            key, ts = rng.choice("abcde"), rng.randrange(30)
+            columns = {name: rng.randrange(99) for name in COLUMNS if rng.random() < 0.5}
+            kind = rng.choice(["full", "full", "update", "update", "delete", "delete there"])
+            day = rng.randrange(1, 4)
+            records.append(
+                full(key, day, ts, **columns)
+                if kind == "full" or number == 0
+                else update(key, ts, **columns)
+                if kind == "update"
+                else delete(key, ts, **({} if kind == "delete" else {"day": f"2020-01-0{day}"}))
+            )
+        refused += sum(map(len, nights.append(*records).values()))
+        if rng.random() < 0.6:
+            nights.table.run(host="local")
+            if rng.random() < 0.3:
+                nights.table.compact(full=True)
+            nights.check()
+        if rng.random() < 0.2:
+            lose_index(nights)
+    nights.table.run(host="local")
+    nights.check()
+    assert refused
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_keys_that_stay_take_every_update_in_any_order(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    nights = Nights(tmp_path)
+    home = {key: rng.randrange(1, 4) for key in "abcdefgh"}
+    records: list[Record] = []
+    for ts in range(60):
+        key = rng.choice([*home])
+        columns = {name: rng.randrange(99) for name in COLUMNS if rng.random() < 0.5}
+        records.append(full(key, home[key], ts, **columns) if rng.random() < 0.3 else update(key, ts, **columns))
+    rng.shuffle(records)
+    first = [full(key, day, -1) for key, day in home.items()]
+    assert not nights.night(*first)
+    for begin in range(0, len(records), 13):
+        assert not nights.night(*records[begin : begin + 13])
+    nights.check()
+
+
+def test_update_by_key_keeps_what_it_does_not_bring(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    nights.night(full("a", 1, 1, u=1, v=1), full("b", 2, 1, u=1, v=1))
+    assert not nights.night(update("a", 2, v=2), update("b", 3, u=3), update("b", 2, u=2, w=2))
+    assert [(r["k"], r["day"], r["u"], r["v"], r["w"]) for r in nights.rows()] == [
+        ("a", "2020-01-01", 1, 2, None),
+        ("b", "2020-01-02", 3, 1, 2),
+    ]
+    nights.check()
+
+
+def test_new_key_comes_in_parts_of_one_batch(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    assert not nights.night(update("a", 1, u=1), full("a", 2, 2, v=2), update("a", 3, w=3))
+    assert [(r["day"], r["u"], r["v"], r["w"]) for r in nights.rows()] == [("2020-01-02", 1, 2, 3)]
+    nights.check()
+
+
+def test_update_before_its_row_waits_in_quarantine(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    nights.night(full("z", 1, 1))
+    assert nights.night(update("a", 5, v=5), update("z", 5, v=6)) == {"unknown_key": [update("a", 5, v=5)]}
+    assert nights.table.append(replay_quarantine=True) is None
+    nights.night(full("a", 2, 1, u=1, v=1))
+    replayed = nights.table.append(replay_quarantine=True)
+    assert replayed is not None
+    assert replayed.entry.quarantined == {}
+    nights.table.run(host="local")
+    assert [(r["k"], r["day"], r["u"], r["v"], r["w"]) for r in nights.rows()] == [
+        ("a", "2020-01-02", 1, 5, None),
+        ("z", "2020-01-01", None, 6, None),
+    ]
+
+
+def test_living_key_stays_in_its_partition(tmp_path: Path) -> None:
+    """Once it is deleted it may come again elsewhere; then the refused record can be replayed."""
+    nights = Nights(tmp_path)
+    nights.night(full("a", 1, 1, u=1))
+    assert nights.night(full("a", 2, 5, u=5), update("a", 2, v=2)) == {"other_partition": [full("a", 2, 5, u=5)]}
+    nights.check()
+    assert nights.table.append(replay_quarantine=True) is None
+    nights.night(delete("a", 4))
+    assert nights.rows() == []
+    assert nights.table.append(replay_quarantine=True) is not None
+    nights.taken.append(full("a", 2, 5, u=5))
+    nights.table.run(host="local")
+    assert [(r["day"], r["u"], r["v"]) for r in nights.rows()] == [("2020-01-02", 5, None)]
+    assert not nights.night(update("a", 3, v=3), full("a", 2, 2, w=2)), "both are older than the delete"
+    assert nights.rows() == expected(nights.taken)
+
+
+def test_null_brought_by_an_update_is_a_value_and_survives_a_replay(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    nights.night(full("z", 1, 1))
+    nights.night({"k": "a", "ts": 5, "v": None})
+    nights.night(full("a", 2, 1, u=1, v=1))
+    assert nights.table.append(replay_quarantine=True) is not None
+    nights.table.run(host="local")
+    assert [(r["u"], r["v"]) for r in nights.rows() if r["k"] == "a"] == [(1, None)]
+
+
+def test_groups_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "lakeupsert.toml"
+    file.write_text(
+        '[tables.t]\nlanding = "l"\nprocessed = "p"\nkey = ["k"]\npartition_by = ["d"]\nkey_scope = "table"\nmode = "columns"\n'
+        '[tables.t.groups.g]\norder_by = ["at"]\ncolumns = ["c"]\n'
+    )
+    with pytest.raises(ConfigurationError, match=r"groups is .*key_scope") as e:
+        load(str(file))
+    assert e.value.code == "bad-setting"
+
+
+def lose_index(nights: Nights) -> None:
+    for found in open_store(nights.settings.processed).list(f"{KEYS}/"):
+        (nights.root / "processed" / found.name).unlink()
