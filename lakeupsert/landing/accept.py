@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
 _LONGEST_REASON = 200
+UNAVAILABLE = "__debezium_unavailable_value"
+"""What Debezium writes for a value that did not change and that it did not get, such as PostgreSQL's TOAST."""
 _KEY_ALONE = ' A delete that brings its key alone needs `key_scope = "table"`.'
 _DAY = 86_400_000_000
 _QUARANTINED = pa.schema(
@@ -258,7 +261,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     partitions = _partitions(converted, is_delete, refusals, spec)
     _check_order(columns, is_delete, refusals, rules)
     if spec.mode == "columns":
-        columns[HAS], unordered = find_brought_columns(columns, block.has, spec)
+        columns[HAS], unordered = find_brought_columns(columns, partial(_has, block, converted.unavailable), spec)
         for reason, rows in unordered.items():
             refusals.add("order_missing", rows, reason)
 
@@ -270,6 +273,12 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     if refusals.refused.any():
         accepted = accepted.filter(pa.array(~refusals.refused))
     return CheckedRows(accepted, refusals.table(), names_in_file(block))
+
+
+def _has(block: Block, unavailable: Mapping[str, Mask], name: str) -> Mask:
+    """Which rows bring a column."""
+    brings = block.has(name)
+    return brings & ~unavailable[name] if name in unavailable else brings
 
 
 def new_columns(block: Block, spec: TableSpec) -> set[str]:
@@ -291,11 +300,13 @@ class _ConvertedColumns:
         columns: every column of the table; null for values that do not fit.
         partition_unfit: which values of each partition column do not fit. These rows are refused later, as bad_partition.
         unfit_nested: the nested columns with values that do not fit.
+        unavailable: which values of a column are `UNAVAILABLE`; only columns that have one. They are null.
     """
 
     columns: dict[str, pa.Array]
     partition_unfit: dict[str, Mask]
     unfit_nested: list[str]
+    unavailable: dict[str, Mask]
 
 
 def _convert_columns(
@@ -305,6 +316,7 @@ def _convert_columns(
     columns: dict[str, pa.Array] = {}
     partition_unfit: dict[str, Mask] = {}
     unfit_nested = []
+    all_unavailable: dict[str, Mask] = {}
     derived = {one.column for one in rules.spec.partition_from}
     for field in rules.spec.schema:
         name, type_ = field.name, field.type
@@ -319,13 +331,31 @@ def _convert_columns(
             refusals.add_values("bad_type", block.brings(name), name, what)
             continue
         columns[name], unfit = block.convert(name, type_)
+        unavailable = _unavailable(block, name, columns[name], unfit)
+        if unavailable.any():
+            columns[name] = pc.if_else(pa.array(unavailable), None, columns[name])
+            unfit, all_unavailable[name] = unfit & ~unavailable, unavailable
+            if rules.spec.mode == "rows":
+                what = 'stands for a value that Debezium did not get; only `mode = "columns"` keeps the stored one'
+                refusals.add_values("bad_type", unavailable, name, what)
         refusals.add_meanings(name, block.ambiguous(name, type_))
         if name in rules.spec.partition_by:
             partition_unfit[name] = unfit
         else:
             refusals.add_values("bad_type", unfit, name, f"does not fit {type_}", _hint(type_))
             unfit_nested += [name] if pa.types.is_nested(type_) and unfit.any() else []
-    return _ConvertedColumns(columns | derived_columns(rules.spec, columns), partition_unfit, unfit_nested)
+    columns |= derived_columns(rules.spec, columns)
+    return _ConvertedColumns(columns, partition_unfit, unfit_nested, all_unavailable)
+
+
+def _unavailable(block: Block, name: str, column: pa.Array, unfit: Mask) -> Mask:
+    """Which values of a column are `UNAVAILABLE`: as text, or where they do not fit the column's type."""
+    if pa.types.is_string(column.type):
+        return as_mask(pc.equal(column, UNAVAILABLE))
+    found = unfit.copy()
+    if rows := np.flatnonzero(unfit).tolist():
+        found[rows] = [value == UNAVAILABLE for value in block.originals(name, rows)]
+    return found
 
 
 def _partitions(converted: _ConvertedColumns, is_delete: Mask, refusals: _Refusals, spec: TableSpec) -> pa.Array:

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from lakeupsert.config import Reading, is_remote
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.landing.accept import UNAVAILABLE
 from lakeupsert.landing.files import content_hash, format_of
 from lakeupsert.landing.formats import avrofile, orcfile
 from lakeupsert.landing.formats.blocks import LandingInput
@@ -283,7 +284,8 @@ class LandedRows:
         while block := [{reading.table_name_of(n): v for n, v in row.items()} for row in islice(rows, BLOCK_ROWS)]:
             names = list(dict.fromkeys(name for row in block for name in row))
             columns = {n: pa.array([r.get(n) for r in block], pa.string()) for n in names}
-            has = pa.array([[new_names.get(name.lower(), name.lower()) for name in row] for row in block])
+            brought = [[name.lower() for name, value in row.items() if value != UNAVAILABLE] for row in block]
+            has = pa.array([[new_names.get(name, name) for name in row] for row in brought])
             self._db.register("block", pa.table({**columns, PLACE: pa.array(range(len(block))), HAS: has}))
             self._insert(_Source(entry, landed.path, "block", names, PLACE, is_text=True))
 
@@ -353,7 +355,8 @@ class LandedRows:
         else:
             new_names = self._new_names(source.entry)
             names = sorted(set(map(str.lower, source.columns if source.brings is None else source.brings)))
-            has = f"CAST([{', '.join(literal(new_names.get(name, name)) for name in names)}] AS VARCHAR[])"
+            each = (self._brought(source, name, new_names.get(name, name)) for name in names)
+            has = f"list_filter(CAST([{', '.join(each)}] AS VARCHAR[]), lambda name: name IS NOT NULL)"
         inserted = self._db.execute(
             f"INSERT INTO landed SELECT * EXCLUDE ({PLACE}) FROM "
             f"(SELECT {', '.join(self._values(source))}, {self._deletes(source)} AS {DELETED}, {self._number} AS {BATCH}, "
@@ -361,6 +364,12 @@ class LandedRows:
             f"WHERE {self._is_wanted()}{self._or_alone()} ORDER BY {PLACE}"
         )
         self.rows += inserted.fetchone()[0]
+
+    def _brought(self, source: _Source, name: str, new_name: str) -> str:
+        """The name of a column that a row brings, or NULL if its value stands for one that is unavailable, in SQL."""
+        if self._spec.mode == "rows" or name not in map(str.lower, source.columns):
+            return literal(new_name)
+        return f"CASE WHEN CAST({identifier(name)} AS VARCHAR) IS DISTINCT FROM {literal(UNAVAILABLE)} THEN {literal(new_name)} END"
 
     def _values(self, source: _Source) -> Iterator[str]:
         """The value of each column that readers see, in SQL."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lakeupsert import Table
-from lakeupsert.config import DeleteSettings, TableSettings, load
+from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings, load
 from lakeupsert.engine import keyindex as engine
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import key_places
@@ -228,6 +228,35 @@ def test_null_brought_by_an_update_is_a_value_and_survives_a_replay(tmp_path: Pa
     assert nights.table.append(replay_quarantine=True) is not None
     nights.table.run(host="local")
     assert [(r["u"], r["v"]) for r in nights.rows() if r["k"] == "a"] == [(1, None)]
+
+
+@pytest.mark.parametrize("mode", ["columns", "rows"])
+def test_events_of_debezium_with_postgresqls_default_replica_identity(mode: str, tmp_path: Path) -> None:
+    """A delete has the key alone in `before`, and an update has no value for a long text that did not change."""
+    placeholder = "__debezium_unavailable_value"
+
+    def event(op: str, lsn: int, before: Record | None, after: Record | None) -> Record:
+        return {"op": op, "before": before, "after": after, "ts_ms": lsn, "source": {"lsn": lsn}}
+
+    nights = Nights(
+        tmp_path,
+        mode=mode,
+        order_by=("__source_lsn",),
+        schema={"k": "string", "day": "date", "text": "string", "n": "int"},
+        read=ReadSettings(envelope="debezium"),
+        format="jsonl",
+        delete=DeleteSettings(column="__op", values=("d",)),
+    )
+    a, b = ({"k": k, "day": f"2020-01-0{day}", "text": "long", "n": 1} for day, k in enumerate("ab", 1))
+    assert not nights.night(event("c", 1, None, a), event("c", 2, None, b))
+    refused = nights.night(
+        event("u", 3, None, {**a, "text": placeholder, "n": 2}),
+        event("d", 4, {"k": "b"}, None),
+        event("d", 4, {"k": "x"}, None),
+    )
+    assert refused.keys() == ({"bad_type"} if mode == "rows" else set())
+    assert [(r["k"], r["text"], r["n"]) for r in nights.rows()] == [("a", "long", 2 if mode == "columns" else 1)]
+    assert not nights.table.reconcile(deep=True).unbalanced
 
 
 def test_groups_are_refused(tmp_path: Path) -> None:
