@@ -7,7 +7,8 @@ Repeat    safe: begins anew
 The files are adopted twice, by a table of either `key_scope`; the difference is what making the index takes. With `--host spark`
 tasks make it, and what they pass on goes through packs in the store. Then the same batches come to both: nine of ten rows for
 the partition where their key is, one of twenty moves its key, one of twenty brings a new one. As many keys have to move as were
-told to; otherwise it ends with an error.
+told to; otherwise it ends with an error. At last, when all that is merged, deletes come that bring their key alone, as many as a
+batch has rows: their `append`, and a whole night of others with its merges.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import pyarrow.parquet as pq
 from benchmarks.machine import commit, facts, sentence, versions
 from lakeupsert import sparkenv
 from lakeupsert.api import Table
-from lakeupsert.config import TableSettings
+from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.engine import keyindex
 from lakeupsert.pipeline import key_places
 
@@ -52,7 +53,8 @@ def main() -> int:
         print(lines[-1], flush=True)
     head = [
         "key", "keys", "index, bytes a key", "adopt, s", "with index, s", "packs, MB",
-        "append, s", "with index, s", "of these settle, s", "anew, s", "of these settle, s", "peak, MB",
+        "append, s", "with index, s", "of these settle, s", "anew, s", "of these settle, s",
+        "deletes by key: append, s", "requests", "their night, s", "requests", "peak, MB",
     ]  # fmt: skip
     told = [
         "# The key index",
@@ -90,12 +92,13 @@ def measured(kind: str, given: Any, folder: Path) -> str:
         adopting[scope] = perf_counter() - begun
         appending[scope] = list(appended(tables[scope], kind, given, folder / f"landing-{scope}", homes.copy()))
     size, keys = bytes_of_index(tables["table"]), given.keys + given.batches * (given.rows // 20)
+    deletes = deleted(tables["table"], kind, given, folder / "landing-table", keys)
     shutil.rmtree(folder)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     appends = [median(appending[s][:-1]) for s in ("partition", "table")]
     seconds = [*appends, median(settling[:-1]), appending["table"][-1], settling[-1]]
     cells = [kind, f"{keys:,}", f"{size / keys:.1f}", *(f"{adopting[s]:.2f}" for s in ("partition", "table"))]
-    cells += [f"{sum(packs) / 1e6:.0f}", *(f"{s:.2f}" for s in seconds), f"{peak:,.0f}"]
+    cells += [f"{sum(packs) / 1e6:.0f}", *(f"{s:.2f}" for s in seconds), *deletes, f"{peak:,.0f}"]
     return f"| {' | '.join(cells)} |"
 
 
@@ -130,6 +133,7 @@ def settings(folder: Path, scope: Any) -> TableSettings:
         partition_by=("day",),
         order_by=("at",),
         key_scope=scope,
+        delete=DeleteSettings(column="op", values=("D",)),
     )
 
 
@@ -153,6 +157,25 @@ def appended(table: Table, kind: str, given: Any, landing: Path, homes: Any) -> 
         moved = result.entry.keys_moved
         if table.settings.key_scope == "table" and moved != len(moves):
             raise SystemExit(f"{moved} keys moved, and {len(moves)} were to move")
+
+
+def deleted(table: Table, kind: str, given: Any, landing: Path, keys: int) -> Iterator[str]:
+    """Seconds and requests of an `append` of deletes that bring their key alone, and of the night that merges them."""
+    key_places.MOST_CHANGED = 1 / 4
+    table.run(host=given.host)
+    before = table.to_arrow(columns=["id"]).read_all().num_rows
+    for night in (0, 1):
+        ids = np.random.default_rng(3).permutation(keys)[night * given.rows : (night + 1) * given.rows]
+        rows = rows_of(kind, ids, given.batches + 1).select(["id", "at"])
+        pq.write_table(rows.append_column("op", pa.repeat("D", len(ids))), landing / f"deletes-{night}.parquet")
+        requests = sum(table.objects.store.requests.as_dict().values())
+        begun = perf_counter()
+        (table.run if night else table.append)(host=given.host)
+        yield f"{perf_counter() - begun:.2f}"
+        yield f"{sum(table.objects.store.requests.as_dict().values()) - requests:,}"
+    after = table.to_arrow(columns=["id"]).read_all().num_rows
+    if before - after != 2 * given.rows:
+        raise SystemExit(f"{before - after} rows are gone, and {2 * given.rows} were deleted")
 
 
 def bytes_of_index(table: Table) -> int:

@@ -369,7 +369,8 @@ class LandedRows:
         """The name of a column that a row brings, or NULL if its value stands for one that is unavailable, in SQL."""
         if self._spec.mode == "rows" or name not in map(str.lower, source.columns):
             return literal(new_name)
-        return f"CASE WHEN CAST({identifier(name)} AS VARCHAR) IS DISTINCT FROM {literal(UNAVAILABLE)} THEN {literal(new_name)} END"
+        is_value = f"CAST({identifier(name)} AS VARCHAR) IS DISTINCT FROM {literal(UNAVAILABLE)}"
+        return f"CASE WHEN {is_value} THEN {literal(new_name)} END"
 
     def _values(self, source: _Source) -> Iterator[str]:
         """The value of each column that readers see, in SQL."""
