@@ -226,6 +226,37 @@ def test_sell_tables_of_hive_by_their_statements(here: Path, strategy: str, monk
     assert types == {"sell_id": "int64", "batch": "int32", "total_amt": "double", "change_ts": "string"}
 
 
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+def test_sell_tables_of_hive_with_deletes_by_the_key_alone(
+    here: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the warning of `init` says: with one row a key in the table, a delete need not know store and date."""
+    monkeypatch.setenv("LAKEUPSERT__TABLES__SELL__STRATEGY", strategy)
+    monkeypatch.setenv("LAKEUPSERT__TABLES__SELL__KEY_SCOPE", "table")
+    landing = here / "landing/sell"
+    (here / "sell.sql").write_text(SELL.replace("LANDING", str(landing)))
+    landing.mkdir(parents=True)
+    answer = CliRunner().invoke(main, ["init", "--from-hive", "sell.sql", "--json"])
+    assert any("key_scope" in warning for warning in json.loads(answer.stdout)["warnings"])
+    land(landing, {"batch_1": "".join(sale(n, 10.0 * n, 1, "I", 3 + n % 2, "2013-06-01") for n in range(1, 5))})
+    command("run", "--host", "local")
+
+    def delete(sell_id: int, batch: int) -> str:
+        return f"{sell_id},\\N,\\N,\\N,\\N,\\N,\\N,{batch},D,\\N,\\N\n"
+
+    moved = sale(3, 33.0, 2, "U", 5, "2013-06-02")
+    land(
+        landing,
+        {
+            "batch_2": delete(1, 2) + moved + delete(9, 2),
+            "batch_3": delete(3, 3) + sale(9, 90.0, 1, "I", 3, "2013-06-03"),
+        },
+    )
+    answer = command("run", "--host", "local")["result"]
+    assert answer["append"]["batches"][0]["unknown_deletes"] == 0, "the batch itself has a record of key 9"
+    assert rows("store_id", "create_date", "sell_id") == [("3", "2013-06-01", 2), ("3", "2013-06-01", 4)]
+
+
 def test_that_parquet_of_hive_is_adopted(here: Path) -> None:
     """A table without versions whose files are Parquet stays where it is: what is in it is the state before the first night."""
     landing, warehouse = here / "landing/sell", here / "warehouse/sell"
