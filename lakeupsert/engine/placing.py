@@ -122,7 +122,8 @@ def _by_age(tables: Sequence[Rows], columns: Sequence[str]) -> Rows:
     """The tables, one below the other. `AGE` is a row's table."""
     ages = [pa.repeat(pa.scalar(age, pa.int8()), rows.num_rows) for age, rows in enumerate(tables)]
     return pa.concat_tables(
-        [rows.select(columns).append_column(AGE, age) for rows, age in zip(tables, ages, strict=True)]
+        [rows.select(columns).append_column(AGE, age) for rows, age in zip(tables, ages, strict=True)],
+        promote_options="default",  # a column that can't be null in one of them may be so in another
     )
 
 
