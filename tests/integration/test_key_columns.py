@@ -11,6 +11,7 @@ import pytest
 from lakeupsert import Table
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings, load
 from lakeupsert.engine import keyindex as engine
+from lakeupsert.engine.by_name import HostName
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import key_places
 from lakeupsert.storage import open_store
@@ -44,13 +45,13 @@ class Nights:
         (root / "landing").mkdir(parents=True)
         self.table = Table("t", self.settings)
 
-    def append(self, *records: Record) -> dict[str, list[Record]]:
+    def append(self, *records: Record, host: HostName = "local") -> dict[str, list[Record]]:
         """Append a file; returns the refused records by reason."""
         self.batches += 1
         lines = [json.dumps(record) for record in records]
         name = f"{self.batches:03d}.jsonl"
         (self.root / "landing" / name).write_text("\n".join(lines) + "\n")
-        appended = self.table.append(host="local")
+        appended = self.table.append(host=host)
         assert appended is not None
         places, at = {}, 0
         for record, line in zip(records, lines, strict=True):
@@ -128,20 +129,7 @@ def test_random_records_come_to_what_was_taken_of_them(
     nights = Nights(tmp_path, strategy=rng.choice(["rewrite", "delta"]))
     refused = 0
     for number in range(10):
-        records = []
-        for _ in range(rng.randrange(1, 9) + 6 * (number == 0)):
-            key, ts = rng.choice("abcde"), rng.randrange(30)
-            columns = {name: rng.randrange(99) for name in COLUMNS if rng.random() < 0.5}
-            kind = rng.choice(["full", "full", "update", "update", "delete", "delete there"])
-            day = rng.randrange(1, 4)
-            records.append(
-                full(key, day, ts, **columns)
-                if kind == "full" or number == 0
-                else update(key, ts, **columns)
-                if kind == "update"
-                else delete(key, ts, **({} if kind == "delete" else {"day": f"2020-01-0{day}"}))
-            )
-        refused += sum(map(len, nights.append(*records).values()))
+        refused += sum(map(len, nights.append(*random_records(rng, first=not number)).values()))
         if rng.random() < 0.6:
             nights.table.run(host="local")
             if rng.random() < 0.3:
@@ -152,6 +140,33 @@ def test_random_records_come_to_what_was_taken_of_them(
     nights.table.run(host="local")
     nights.check()
     assert refused
+
+
+def test_spark_reads_and_merges_the_same(tmp_path: Path, spark: Any) -> None:
+    rng = random.Random(1)
+    nights = Nights(tmp_path, engine="spark")
+    for number in range(3):
+        nights.append(*random_records(rng, first=not number), host="spark")
+        nights.table.run(host="spark")
+        assert nights.rows() == expected(nights.taken)
+    nights.check()
+
+
+def random_records(rng: random.Random, *, first: bool) -> list[Record]:
+    records = []
+    for _ in range(rng.randrange(1, 9) + 6 * first):
+        key, ts, day = rng.choice("abcde"), rng.randrange(30), rng.randrange(1, 4)
+        columns = {name: rng.randrange(99) for name in COLUMNS if rng.random() < 0.5}
+        kinds = [
+            full(key, day, ts, **columns),
+            full(key, day, ts, **columns),
+            update(key, ts, **columns),
+            update(key, ts, **columns),
+            delete(key, ts),
+            delete(key, ts, day=f"2020-01-0{day}"),
+        ]
+        records.append(kinds[0] if first else rng.choice(kinds))
+    return records
 
 
 @pytest.mark.parametrize("seed", range(2 * TIMES))
