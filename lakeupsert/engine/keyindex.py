@@ -572,6 +572,7 @@ def _drop_losers(
             superseded=before.superseded + lost.rows,
             superseded_digest=add_digests((before.superseded_digest, str(lost))),
         )
+    result = {partition: t for partition, t in result.items() if t.rows or partition not in batch.away}
     for partition, digest in batch.lost_alone.items():
         result[partition] = _with_lost(result.get(partition, NOTHING), digest.rows, str(digest))
     if unknown is not None and alone.superseded:

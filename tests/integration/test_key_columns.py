@@ -226,6 +226,7 @@ def test_living_key_stays_in_its_partition(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     nights.night(full("a", 1, 1, u=1))
     assert nights.night(full("a", 2, 5, u=5), update("a", 2, v=2)) == {"other_partition": [full("a", 2, 5, u=5)]}
+    assert list(nights.table.snapshots()[0].body.partitions) == ["day=2020-01-01"], "a refused row makes no partition"
     nights.check()
     assert nights.table.append(replay_quarantine=True) is None
     nights.night(delete("a", 4))
