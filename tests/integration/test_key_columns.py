@@ -16,6 +16,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import key_places
 from lakeupsert.storage import open_store
 from lakeupsert.table.layout import KEYS
+from lakeupsert.testing.model import counts_at
 from lakeupsert.testing.rounds import TIMES
 
 Record = Mapping[str, Any]
@@ -28,8 +29,8 @@ class Nights:
 
     def __init__(self, root: Path, **settings: Any) -> None:
         self.root = root
-        self.taken: list[Record] = []
-        self.batches = 0
+        self.by_batch: dict[int, list[Record]] = {}
+        self.files = 0
         given = {
             "key": ("k",),
             "partition_by": ("day",),
@@ -47,9 +48,9 @@ class Nights:
 
     def append(self, *records: Record, host: HostName = "local") -> dict[str, list[Record]]:
         """Append a file; returns the refused records by reason."""
-        self.batches += 1
+        self.files += 1
         lines = [json.dumps(record) for record in records]
-        name = f"{self.batches:03d}.jsonl"
+        name = f"{self.files:03d}.jsonl"
         (self.root / "landing" / name).write_text("\n".join(lines) + "\n")
         appended = self.table.append(host=host)
         assert appended is not None
@@ -60,9 +61,16 @@ class Nights:
         refused: dict[str, list[Record]] = {}
         for row in self.quarantined([f.name for f in appended.entry.quarantine]):
             refused.setdefault(row["reason_code"], []).append(places.pop(row["position"]))
-        self.taken += places.values()
+        self.by_batch[appended.number] = list(places.values())
         assert appended.entry.quarantined == {reason: len(rows) for reason, rows in refused.items()}
         return refused
+
+    @property
+    def taken(self) -> list[Record]:
+        """The records of the batches that count now, in the order of their arrival."""
+        ledger = self.table.objects.ledger
+        entries = {link.number: link.body for link in ledger.between(-1, ledger.newest_number())}
+        return [record for number in counts_at(entries, max(entries)) for record in self.by_batch.get(number, ())]
 
     def night(self, *records: Record) -> dict[str, list[Record]]:
         refused = self.append(*records)
@@ -137,6 +145,8 @@ def test_random_records_come_to_what_was_taken_of_them(
             assert nights.rows() == expected(nights.taken)
         if rng.random() < 0.2:
             lose_index(nights)
+        if rng.random() < 0.2 and (snapshots := nights.table.snapshots()):
+            nights.table.restore(rng.choice(snapshots).number, dry=False)
     nights.table.run(host="local")
     nights.check()
     assert refused
@@ -232,7 +242,7 @@ def test_living_key_stays_in_its_partition(tmp_path: Path) -> None:
     nights.night(delete("a", 4))
     assert nights.rows() == []
     assert nights.table.append(replay_quarantine=True) is not None
-    nights.taken.append(full("a", 2, 5, u=5))
+    nights.by_batch[max(nights.by_batch) + 1] = [full("a", 2, 5, u=5)]
     nights.table.run(host="local")
     assert [(r["day"], r["u"], r["v"]) for r in nights.rows()] == [("2020-01-02", 5, None)]
     assert not nights.night(update("a", 3, v=3), full("a", 2, 2, w=2)), "both are older than the delete"

@@ -46,6 +46,7 @@ records = st.builds(
     op=st.sampled_from([None, "D"]),
 )
 nights = st.lists(records, min_size=1, max_size=3)
+deletes_by_key = records.map(lambda record: {**record, "d": None, "op": "D"})
 adopted = st.builds(
     row, k=st.sampled_from(["a", "b"]), day=st.integers(0, 2), ts=st.sampled_from([None, 1]), v=st.integers(0, 9)
 )
@@ -466,9 +467,14 @@ def test_lake_under_upkeep_equals_a_dict_after_every_step() -> None:
 
 
 def test_lake_of_keys_that_move_equals_a_dict_under_upkeep() -> None:
-    """Restores, vacuums and adoption keep the key index right, or make it anew."""
+    """Restores, vacuums and adoption keep the key index right, or make it anew; deletes need not say where their key is."""
 
     class OneRowAKey(UpkeepMachine):
         key_scope = "table"
+
+        @precondition(lambda self: any(entry.touched for _, entry in self.lake.entries()))
+        @rule(rows=st.lists(st.one_of(records, deletes_by_key), min_size=1, max_size=3), strike=strikes)
+        def night_of_deletes_by_key(self, rows: list[Any], strike: Any) -> None:
+            self.night(rows, strike)
 
     run_state_machine_as_test(OneRowAKey, settings=examples(6))
