@@ -1,19 +1,24 @@
 """Read a view with Arrow. Polars and DuckDB take the reader as it is."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.view import View, ViewFile, partition_expression
 from lakeupsert.read.where import ArrowTerms, Expression, all_of, parse_where
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.datafiles import open_object, stream_file
+from lakeupsert.rows.datafiles import ROW_GROUP_BYTES, open_object, stream_file
 from lakeupsert.rows.streams import in_key_order
 from lakeupsert.rows.vectors import deleted_positions, drop_deleted, keep_only
 from lakeupsert.table.layout import DATA, TableObjects, partition_scalars
@@ -24,6 +29,9 @@ SMALL_BYTES = 1 << 20
 """Compressed bytes of a file up to which it is read in one thread. Larger: columns that could be decoded side by side are not."""
 READAHEAD = 2
 """Batches decoded ahead of the consumer. More hides latency, but takes memory."""
+THREADS_AHEAD = 2
+"""Threads that read partitions ahead of the consumer, each some of `SMALL_BYTES` together. More: they wait for Python's lock
+here, and overlap the requests to a remote store; memory grows by up to `ROW_GROUP_BYTES` each."""
 
 
 def reader_schema(spec: TableSpec) -> pa.Schema:
@@ -32,16 +40,22 @@ def reader_schema(spec: TableSpec) -> pa.Schema:
 
 
 def to_arrow(
-    view: View, where: str | None = None, partition: str | None = None, columns: Sequence[str] | None = None
+    view: View,
+    where: str | None = None,
+    partition: str | None = None,
+    columns: Sequence[str] | None = None,
+    *,
+    ahead: bool = True,
 ) -> pa.RecordBatchReader:
     """Read the view's rows: the columns of the spec, ordered by partition and key.
 
     Files are opened one after the other while the reader is consumed; those of several buckets and deltas of one partition
     are open together. If an old file lacks a column, its values are null; a narrower column is widened. Memory: a row group
-    and a few batches of each open file.
+    and a few batches of each open file, and up to a row group for each of `THREADS_AHEAD`.
 
     Args:
         partition: read only the rows of this partition.
+        ahead: threads read small partitions before they are asked for. Otherwise no file is opened in vain if the consumer stops.
         columns: of the spec, in this order; default: all. Beside them, those of the filter are read, and those of the key if
             files of a partition have to be merged.
 
@@ -54,8 +68,9 @@ def to_arrow(
     refuse_unknown(schema, columns)
     scan = scans(view.spec, where, columns=None if columns is None else (*columns, *view.spec.stored_key))
     scan(len(view.spec.renames))  # refuses the filter now, not when the first file is opened
-    without_key = None if columns is None else scans(view.spec, where, columns=columns)
-    rows = batches(view, view.files(where, partition), scan, without_key)
+    without_key = scan if columns is None else scans(view.spec, where, columns=columns)
+    partitions = _partitions(view, view.files(where, partition), scan, without_key)
+    rows = _read_ahead(partitions) if ahead else _in_turn(partitions)
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
         rows = (batch.select(list(columns)) for batch in rows)
@@ -78,6 +93,7 @@ class Scan:
     ``converts``, those of now.
 
     Attributes:
+        stored: the columns of ``schema`` that files have: all but partition columns.
         pushed, rest: the parts of the filter that statistics may decide and that they may not; None if there is no such part.
         names: the current names of the columns, if they differ.
         converts: a column was retyped since. What a file says of its old values says nothing of the new ones, so rows are
@@ -85,6 +101,7 @@ class Scan:
     """
 
     schema: pa.Schema
+    stored: pa.Schema
     pushed: Expression | None
     rest: Expression | None
     names: list[str] | None
@@ -126,7 +143,8 @@ def _scan(
         schema = pa.schema([field for field in schema if field.name in needed])
     pushed, rest = all_of([c for c in conjuncts if c.prunes]), all_of([c for c in conjuncts if not c.prunes])
     in_file = pa.schema([field.with_name(names.get(field.name, field.name)) for field in schema]) if names else schema
-    return Scan(in_file, pushed, rest, schema.names if names else None, converts)
+    stored = pa.schema([field for field in in_file if field.name not in spec.partition_by])
+    return Scan(in_file, stored, pushed, rest, schema.names if names else None, converts)
 
 
 def refuse_unknown(schema: pa.Schema, columns: Sequence[str] | None) -> None:
@@ -146,57 +164,99 @@ def refuse_unknown(schema: pa.Schema, columns: Sequence[str] | None) -> None:
             )
 
 
-def batches(
-    view: View,
-    files: Iterator[ViewFile],
-    scan: Callable[[int], Scan],
-    without_key: Callable[[int], Scan] | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """The live rows of these files that pass the filter, ordered by partition and key.
+def batches(view: View, files: Iterator[ViewFile], scan: Callable[[int], Scan]) -> Iterator[pa.RecordBatch]:
+    """The live rows of these files that pass the filter, ordered by partition and key."""
+    return _in_turn(_partitions(view, files, scan, scan))
 
-    ``without_key``: how to read the files of a partition that need no merging; default: as ``scan`` says, too.
-    """
+
+class _Partition(NamedTuple):
+    """The rows of a partition, whose files have so many ``bytes``. None is opened before the first row is asked for."""
+
+    bytes: int
+    rows: Iterator[pa.RecordBatch]
+
+
+def _partitions(
+    view: View, files: Iterator[ViewFile], scan: Callable[[int], Scan], without_key: Callable[[int], Scan]
+) -> Iterator[_Partition]:
+    """``without_key``: how to read the files of a partition that need no merging."""
     for _, of_partition in itertools.groupby(files, lambda file: file.partition):
-        # The files of a bucket are in key order, one after the other.
-        base: dict[tuple[int, int], list[ViewFile]] = {}
-        deltas: list[list[ViewFile]] = []
-        for file in of_partition:
-            if file.name.startswith(f"{DATA}/"):
-                deltas.append([file])
-            else:
-                base.setdefault((file.file.bucket, file.file.bits), []).append(file)
-        runs = [*base.values(), *deltas]
-        chosen = scan if len(runs) > 1 or without_key is None else without_key
-        streams = [
-            itertools.chain.from_iterable(_rows(view, file, chosen(file.file.renames)) for file in run) for run in runs
-        ]
-        yield from in_key_order(streams, view.spec.stored_key)
+        own = list(of_partition)
+        yield _Partition(sum(file.bytes for file in own), _of_partition(view, own, scan, without_key))
+
+
+def _of_partition(
+    view: View, files: Sequence[ViewFile], scan: Callable[[int], Scan], without_key: Callable[[int], Scan]
+) -> Iterator[pa.RecordBatch]:
+    # The files of a bucket are in key order, one after the other.
+    base: dict[tuple[int, int], list[ViewFile]] = {}
+    deltas: list[list[ViewFile]] = []
+    for file in files:
+        if file.name.startswith(f"{DATA}/"):
+            deltas.append([file])
+        else:
+            base.setdefault((file.file.bucket, file.file.bits), []).append(file)
+    in_order = [*base.values(), *deltas]
+    chosen = scan if len(in_order) > 1 else without_key
+    streams = [
+        itertools.chain.from_iterable(_rows(view, file, chosen(file.file.renames)) for file in run) for run in in_order
+    ]
+    return in_key_order(streams, view.spec.stored_key)
+
+
+def _in_turn(partitions: Iterable[_Partition]) -> Iterator[pa.RecordBatch]:
+    return itertools.chain.from_iterable(partition.rows for partition in partitions)
+
+
+def _read_ahead(partitions: Iterator[_Partition]) -> Iterator[pa.RecordBatch]:
+    """The rows of partitions, one after the other. While the consumer takes some, threads read the small partitions behind."""
+    waiting: deque[tuple[Future[list[pa.RecordBatch]] | None, Iterator[pa.RecordBatch]]] = deque()
+    groups = runs(partitions, lambda partition: partition.bytes, SMALL_BYTES)
+    pool = ThreadPoolExecutor(THREADS_AHEAD)  # starts no thread before it is used
+    try:
+        while True:
+            for group in itertools.islice(groups, THREADS_AHEAD + 1 - len(waiting)):
+                rows = _in_turn(group)
+                # The consumer reads the first group itself, so a table of few files needs no thread.
+                is_ahead = bool(waiting) and sum(partition.bytes for partition in group) <= SMALL_BYTES
+                # Spans of what the threads do are below the caller's.
+                waiting.append((pool.submit(copy_context().run, _begin, rows) if is_ahead else None, rows))
+            if not waiting:
+                return
+            begin, rows = waiting.popleft()
+            yield from begin.result() if begin is not None else ()
+            yield from rows
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin(rows: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """The first rows, of about `ROW_GROUP_BYTES`: small files may decode to far more."""
+    found: list[pa.RecordBatch] = []
+    size = 0
+    while size < ROW_GROUP_BYTES and (batch := next(rows, None)) is not None:
+        found.append(batch)
+        size += batch.nbytes
+    return found
 
 
 def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:
     """The live rows of one file that pass the filter."""
-    values = partition_scalars(view.spec, file.partition)
-    stored = [field for field in scan.schema if field.name not in values]
     is_ours = TableObjects.start_of(file.name) is not None
     is_small = is_ours and file.only is None and file.bytes <= SMALL_BYTES
-    rows = (
-        _streamed(view, file, scan, pa.schema(stored), values)
-        if stored and (is_small or scan.converts)
-        else _scanned(view, file, scan, values)
-    )
-    for batch in rows:
-        yield batch.rename_columns(scan.names) if scan.names else batch
+    is_streamed = len(scan.stored) and (is_small or scan.converts)
+    rows = _streamed(view, file, scan) if is_streamed else _scanned(view, file, scan)
+    return (batch.rename_columns(scan.names) for batch in rows) if scan.names else rows
 
 
-def _streamed(
-    view: View, file: ViewFile, scan: Scan, stored: pa.Schema, values: Mapping[str, pa.Scalar]
-) -> Iterator[pa.RecordBatch]:
+def _streamed(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:
     """The rows of a file whose columns are converted, or of a small file of ours: a scanner takes three times as long to start
     and end."""
     spec = view.spec if scan.converts else None
     whole = file.file if file.only is None else msgspec.structs.replace(file.file, deleted=None)
+    values = partition_scalars(view.spec, file.partition) if len(scan.stored) < len(scan.schema) else {}
     at = 0
-    for rows in stream_file(view.objects.store, whole, stored, spec=spec):
+    for rows in stream_file(view.objects.store, whole, scan.stored, spec=spec):
         columns = [
             pa.repeat(values[name], rows.num_rows) if name in values else rows[name] for name in scan.schema.names
         ]
@@ -208,11 +268,12 @@ def _streamed(
             yield found
 
 
-def _scanned(view: View, file: ViewFile, scan: Scan, values: Mapping[str, pa.Scalar]) -> Iterator[pa.RecordBatch]:
+def _scanned(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:
     """The rows of a file by Arrow's scanner, which skips row groups by their statistics and decodes columns in threads."""
     import pyarrow.dataset as ds  # here, because it imports pandas if that is there: 0.15 s that most commands don't need
 
     store, only = view.objects.store, file.only
+    values = partition_scalars(view.spec, file.partition)
     deleted = deleted_positions(store, file.file) if only is None else only
     with open_object(store, file.name, partition=file.partition) as source:
         whole = ds.ParquetFileFormat().make_fragment(source, partition_expression=partition_expression(values))
