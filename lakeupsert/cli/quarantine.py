@@ -1,7 +1,7 @@
 """`lakeupsert quarantine`: show the refused rows."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -80,10 +80,8 @@ def quarantine(
         facts = [("quarantined", _total(seen, reason))]
         if target is not None:
             facts.append(("written", f"{output.count(total, 'row')} to {target}"))
-        if total and not files:
-            copies = "land corrected rows with a newer order; a replay takes no copy of a stored row"
-            again = "fix the cause, then `lakeupsert append --replay-quarantine`"
-            facts.append(("next", copies if seen.reasons.keys() == {"retyped"} else again))
+        if not files:
+            facts += [("" if number else "next", text) for number, text in enumerate(_what_next(seen.reasons.keys()))]
         lines = [output.block(f"Table {table.name}", facts), *(f"  {line}".rstrip() for line in _lists(seen, total))]
         return Answer(result, "\n".join(lines))
 
@@ -124,6 +122,18 @@ def _total(seen: _Seen, reason: Reason | None) -> str:
     reasons = ", ".join(f"{rows:,} {code}" for code, rows in seen.reasons.items())
     nothing = f"no row was refused for {reason}" if reason else "no row"
     return f"{output.count(seen.files.total(), 'row')}: {reasons}" if reasons else nothing
+
+
+def _what_next(reasons: Set[str]) -> Iterator[str]:
+    """What to do about the rows that wait, by whether a replay may take them."""
+    from lakeupsert.engine.replay import UNTRIED  # brings Arrow
+
+    if reasons - set(UNTRIED):
+        yield "fix the cause, then `lakeupsert append --replay-quarantine`"
+    if unread := [reason for reason in UNTRIED if reason in reasons and reason != "retyped"]:
+        yield f"{', '.join(unread)}: correct them at the source and land them again; a replay can't take them"
+    if "retyped" in reasons:
+        yield "retyped: land corrected rows with a newer order; a replay takes no copy of a stored row"
 
 
 def _lists(seen: _Seen, total: int) -> Iterator[str]:

@@ -27,7 +27,13 @@ from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
 from lakeupsert.engine.reports import FileFailed, FileRead, Report, Written
 from lakeupsert.landing.accept import RowRules, read_rows
 from lakeupsert.landing.files import preview
-from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput, UnplannedColumnError, UnreadableFileError
+from lakeupsert.landing.formats.blocks import (
+    ChangedFileError,
+    DamagedFileError,
+    LandingInput,
+    UnplannedColumnError,
+    UnreadableFileError,
+)
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import EXPANSION, Footer, bytes_without_rows
 from lakeupsert.rows.digest import Digest
@@ -181,8 +187,8 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                 renamed = job.spec.under_old_names(names)
                 yield FileRead(file.path, rows_read, rows_accepted, content, operations, renamed)
             except UnreadableFileError as e:
-                unplanned = isinstance(e, UnplannedColumnError)
-                yield FileFailed(file.path, changed=False, reason=e.reason, unplanned=unplanned)
+                unplanned, damaged = (isinstance(e, kind) for kind in (UnplannedColumnError, DamagedFileError))
+                yield FileFailed(file.path, changed=False, reason=e.reason, unplanned=unplanned, damaged=damaged)
             except ChangedFileError:
                 yield FileFailed(file.path, changed=True, reason="it changed or vanished while it was read")
     yield from quarantine.reports()

@@ -31,6 +31,7 @@ class FileFailed(msgspec.Struct, frozen=True, tag=True):
     """A landing file can't be read. It either changed while it was read (left to the next batch) or is unreadable (quarantine).
 
     Attributes:
+        damaged: the store can't give its bytes.
         unplanned: the file has a column that the table lacks; the batch may take it after a survey.
     """
 
@@ -38,6 +39,7 @@ class FileFailed(msgspec.Struct, frozen=True, tag=True):
     changed: bool
     reason: str
     unplanned: bool = False
+    damaged: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

@@ -30,6 +30,7 @@ from lakeupsert.landing.files import (
     hash_object,
     hashed_source,
     kind_of,
+    open_landed,
     required_columns,
     under_table_names,
 )
@@ -113,7 +114,7 @@ def read_rows(
     """
     try:
         kind = kind_of(file, reading)
-        with store.open(file.path, file.etag) as source:
+        with open_landed(store, file.path, file.etag) as source:
             hashed = None if sha256 is None else hashed_source(source, file, kind, sha256)
             contents = Reader.of(hashed or source, file, kind, reading).blocks(required_columns(rules.spec))
             new: set[str] = set()

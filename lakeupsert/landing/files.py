@@ -13,6 +13,7 @@ import hashlib
 import operator
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from lakeupsert.landing.formats.blocks import (
     ChangedFileError,
     Columns,
     Contents,
+    DamagedFileError,
     LandingInput,
     RenamedBlock,
     Source,
@@ -38,7 +40,7 @@ from lakeupsert.landing.formats.records import ChooseDialect
 from lakeupsert.landing.formats.unpacked import ReadAhead, is_plain, is_utf16, open_text, without_compression
 from lakeupsert.landing.partitions import derived_columns, partition_names, partition_sources
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.storage import NotFoundError, ObjectReader
+from lakeupsert.storage import DamagedObjectError, NotFoundError, ObjectReader
 from lakeupsert.table.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class Survey:
             without any value has the null type (see `without_nulls`).
         typed: whether the types are the file's own. The types of text are inferred, or the table's.
         unreadable: why the file as a whole can't be read, or None.
+        damaged: it is unreadable since the store can't give its bytes.
         changed: the file was deleted or replaced since it was listed; it belongs to the next batch.
         row_groups: number of row groups of a Parquet file; 0 for other formats, whose files tasks can't share.
         rows: number of rows in the footer of a Parquet file; None for other formats.
@@ -85,6 +88,7 @@ class Survey:
     schema: pa.Schema | None = None
     typed: bool = False
     unreadable: str | None = None
+    damaged: bool = False
     changed: bool = False
     row_groups: int = 0
     rows: int | None = None
@@ -117,6 +121,16 @@ def format_of(path: str, configured: str) -> str | None:
     return None if kind in TYPED and name != path.lower() else kind
 
 
+@contextmanager
+def open_landed(store: ObjectReader, path: str, etag: str | None = None) -> Iterator[pa.NativeFile]:
+    """A landing file, as `ObjectReader.open` opens it. Raises DamagedFileError if it is a damaged member of an archive."""
+    try:
+        with store.open(path, etag) as source:
+            yield source
+    except DamagedObjectError as e:
+        raise DamagedFileError.because(path, str(e)) from e
+
+
 def survey(
     store: ObjectReader, file: LandingInput, reading: Reading, known: pa.Schema | None, text_columns: frozenset[str]
 ) -> Survey:
@@ -132,7 +146,7 @@ def survey(
     """
     try:
         kind = kind_of(file, reading)
-        with store.open(file.path, file.etag) as source:
+        with open_landed(store, file.path, file.etag) as source:
             if kind == "parquet":
                 schema, footer = parquetfile.schema_of(source, file)
                 columns = _columns_in_table(Columns(schema), file.path, reading, known)
@@ -147,7 +161,8 @@ def survey(
     except UnreadableFileError as e:
         # A file that is still being written is not damaged: as unreadable it would be set aside for good.
         unchanged = _is_unchanged(store, file.path, file.etag)
-        return Survey(file.path, unreadable=e.reason) if unchanged else Survey(file.path, changed=True)
+        damaged = isinstance(e, DamagedFileError)
+        return Survey(file.path, unreadable=e.reason, damaged=damaged) if unchanged else Survey(file.path, changed=True)
 
 
 def kind_of(file: LandingInput, reading: Reading) -> str:
@@ -299,7 +314,7 @@ def read_head(store: ObjectReader, file: LandingInput, size: int) -> bytes:
 
     Raises UnreadableFileError, and NotFoundError if the file was deleted.
     """
-    with store.open(file.path) as source:
+    with open_landed(store, file.path) as source:
         head = _read_up_to(open_text(source, file, _DEFAULT_READING.encoding), size)
     whole = head if len(head) < size else head[: head.rfind(b"\n") + 1]
     return whole.removeprefix(b"\xef\xbb\xbf")
@@ -333,7 +348,7 @@ def read_beginning(
         NotFoundError: the file was deleted.
     """
     kind, whole = kind_of(file, reading), True
-    with store.open(file.path) as source:
+    with open_landed(store, file.path) as source:
         reader = Reader.of(source, file, kind, reading)
         if kind in _TEXT:
             head = _read_up_to(reader.source, size)
@@ -361,7 +376,7 @@ def line_of(store: ObjectReader, example: Example, reading: Reading) -> int | No
     file = LandingInput(example.path, 0, "", place=0)
     distance, line = example.place, 1
     try:
-        with store.open(example.path) as source:
+        with open_landed(store, example.path) as source:
             text = Reader.of(source, file, kind_of(file, reading), reading).source
             while distance and (read := text.read(min(distance, blocks.BLOCK_BYTES))):
                 distance -= len(read)
@@ -390,7 +405,7 @@ def preview(store: ObjectReader, file: LandingInput, reading: Reading, spec: Tab
     share = 1.0
     try:
         kind = kind_of(file, reading)
-        with store.open(file.path, file.etag) as source:
+        with open_landed(store, file.path, file.etag) as source:
             sampled = kind not in _SEEKABLE and file.size > size
             pieces = None
             if sampled and kind in _TEXT and is_plain(file.path, reading.encoding):
@@ -479,7 +494,7 @@ def hashed_source(source: pa.NativeFile, file: LandingInput, kind: str, sha256: 
 
 
 def content_hash(store: ObjectReader, path: str, etag: str | None = None) -> str:
-    """SHA-256 of a whole object, in hexadecimal digits.
+    """SHA-256 of a whole object, in hexadecimal digits. Empty if the store can't give its bytes.
 
     Raises ChangedFileError if the object was deleted, or may have been replaced since it had ``etag``.
     """
@@ -488,14 +503,16 @@ def content_hash(store: ObjectReader, path: str, etag: str | None = None) -> str
         hash_object(store, path, etag, sha256)
     except NotFoundError as e:
         raise ChangedFileError(path) from e
+    except DamagedFileError:
+        return ""
     if etag is not None and not store.pinned:
         check_unchanged(store, path, etag)
     return sha256.hexdigest()
 
 
 def hash_object(store: ObjectReader, path: str, etag: str | None, sha256: "Hash") -> None:
-    """Update ``sha256`` with the content of a whole object. Raises NotFoundError as `ObjectReader.open` does."""
-    with store.open(path, etag) as source:
+    """Update ``sha256`` with the content of a whole object. Raises what `open_landed` does."""
+    with open_landed(store, path, etag) as source:
         while read := source.read(blocks.BLOCK_BYTES):
             sha256.update(read)
 

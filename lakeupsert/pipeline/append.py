@@ -53,12 +53,14 @@ class _FileNotes:
     Attributes:
         changed: files that changed or vanished while they were read; the next batch takes them.
         unreadable: why a file can't be read, by path and etag: a file that is whole by now has another etag.
+        damaged: paths of unreadable files whose etag may be the same once they are whole.
         wider: files in which a row brought a column that the table lacks; the next attempt surveys them.
         planned: files without an accepted row: whether their columns and types are planned all the same.
     """
 
     changed: list[str] = field(default_factory=list)
     unreadable: dict[tuple[str, str], str] = field(default_factory=dict)
+    damaged: set[str] = field(default_factory=set)
     wider: set[str] = field(default_factory=set)
     planned: dict[str, bool] = field(default_factory=dict)
 
@@ -71,6 +73,7 @@ class _FileNotes:
         self.wider |= wider
         self.planned |= dict.fromkeys(wider & self.planned.keys(), True)  # under the other types it has accepted rows
         self.changed += [f.path for f in failed if f.changed]
+        self.damaged |= {f.path for f in failed if f.damaged}
         self.unreadable |= {(f.path, etags[f.path]): f.reason for f in failed if not f.changed and f.path not in wider}
 
     @property
@@ -85,12 +88,14 @@ class _Plan:
     Attributes:
         surveys: those that the spec was planned with.
         unreadable: files that can't be read, with the reason; each becomes one quarantined row.
+        damaged: those of them whose etag says nothing. Every night reads them again, until they are whole.
         warnings: of the spec.
     """
 
     job: AppendJob
     surveys: tuple[Survey, ...]
     unreadable: dict[str, str]
+    damaged: frozenset[str]
     warnings: tuple[str, ...]
 
 
@@ -202,7 +207,9 @@ def _plan(
     readable = [i for i in ground.inputs if i.path not in unreadable]
     surveys = _survey(table, host, ground, readable, notes, progress)
     failed = [
-        FileFailed(s.path, s.changed, s.unreadable or "") for s in surveys if s.changed or s.unreadable is not None
+        FileFailed(s.path, s.changed, s.unreadable or "", damaged=s.damaged)
+        for s in surveys
+        if s.changed or s.unreadable is not None
     ]
     if ground.spec is not None:
         failed += unfit_files(ground.spec, surveys)
@@ -227,7 +234,7 @@ def _plan(
         full=request.full is not None,
         compared=min(1.0, COMPARED_BYTES / max(1, sum(i.size for i in readable))),
     )
-    return _Plan(job, planned, unreadable, tuple(warnings))
+    return _Plan(job, planned, unreadable, frozenset(notes.damaged & unreadable.keys()), tuple(warnings))
 
 
 def _survey(
@@ -283,7 +290,13 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
         spec_version=job.spec_version,
         reading=job.reading,
         files=tuple(
-            LandingFile(path=i.path, size=i.size, etag=i.etag, sha256=hashes.get(i.path, ""), rows=rows[i.path])
+            LandingFile(
+                path=i.path,
+                size=i.size,
+                etag="" if i.path in plan.damaged else i.etag,
+                sha256=hashes.get(i.path, ""),
+                rows=rows[i.path],
+            )
             for i in ground.inputs
         ),
         seen=ground.seen,

@@ -327,13 +327,14 @@ def _new_files(
         content = file.sha256 if file else hashes.get((found.name, found.size, found.etag))
         if not any(f.sha256 == content for f in known.get(found.name, ())):
             inputs.append(LandingInput(found.name, found.size, found.etag, place=len(inputs)))
-        elif file:
+        elif content and file:
             seen.append(file)
     return tuple(inputs), tuple(seen)
 
 
 def _read_content(table: OpenTable, found: ObjectInfo) -> SeenFile | None:
-    """The file with the hash of its content; None if it has changed since it was listed: the next batch takes it."""
+    """The file with the hash of its content, which is empty if the store can't give its bytes; None if it has changed since it
+    was listed: the next batch takes it."""
     with suppress(ChangedFileError):
         content = content_hash(table.landing, found.name, found.etag)
         return SeenFile(path=found.name, size=found.size, etag=found.etag, sha256=content)

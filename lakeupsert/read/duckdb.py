@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.arrow import reader_schema, refuse_unknown, to_arrow
 from lakeupsert.read.native import DUCKDB_PLACE, files_to_scan, missing, superseded_rows
 from lakeupsert.read.view import View, ViewFile
@@ -40,7 +41,8 @@ def to_duckdb(
         columns: of the spec, in this order; default: all.
 
     Raises:
-        ConfigurationError: DuckDB is not installed, there is no such column, or the filter can't be used.
+        ConfigurationError: DuckDB is not installed or has no type for a column, there is no such column, or the filter can't be
+            used.
     """
     try:
         import duckdb
@@ -51,12 +53,32 @@ def to_duckdb(
     connection = connection or duckdb.default_connection()
     files = files_to_scan(view, "DuckDB", where)
     if files is None:
-        return connection.from_arrow(_Rows(view, where, columns))
+        shown = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+        return relation_of(connection, _Rows(view, where, columns), shown)
     empty = connection.from_arrow(schema.empty_table())
     types = dict(zip(view.spec.schema.names, map(str, empty.types), strict=True))
     scans = [_scan(connection, view, types, renames, some) for renames, some in files.items()]
     found = reduce(lambda one, other: one.union(other), scans)
     return found if columns is None else found.project(", ".join(map(_quote, columns)))
+
+
+def relation_of(connection: "DuckDBPyConnection", rows: object, schema: pa.Schema) -> "DuckDBPyRelation":
+    """A relation of rows with this schema, which Arrow gives. Raises ConfigurationError if DuckDB has no type for a column."""
+    import duckdb
+
+    try:
+        return connection.from_arrow(rows)
+    except duckdb.Error as e:
+        for field in schema:
+            try:
+                connection.from_arrow(pa.schema([field]).empty_table())
+            except duckdb.Error:
+                raise ConfigurationError(
+                    "unfit-for-duckdb",
+                    f"Column {field.name!r} is {field.type}, which DuckDB does not support. Nothing was read.",
+                    next="leave it out (`columns` of to_duckdb), or read the table with to_arrow",
+                ) from e
+        raise
 
 
 def _scan(

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError
-from lakeupsert.read.arrow import to_arrow
-from lakeupsert.read.duckdb import to_duckdb
+from lakeupsert.read.arrow import reader_schema, to_arrow
+from lakeupsert.read.duckdb import relation_of, to_duckdb
 from lakeupsert.read.native import files_to_scan, missing
 from lakeupsert.read.view import View
 
@@ -51,7 +51,8 @@ def query(view: View, name: str, sql: str) -> pa.RecordBatchReader:
     settings are locked. Times are UTC.
 
     Raises:
-        ConfigurationError: DuckDB is not installed, ``sql`` is not one SELECT, or DuckDB can't run it; also while reading.
+        ConfigurationError: DuckDB is not installed or has no type for a column, ``sql`` is not one SELECT, or DuckDB can't run
+            it; also while reading.
     """
     try:
         import duckdb
@@ -61,7 +62,9 @@ def query(view: View, name: str, sql: str) -> pa.RecordBatchReader:
     try:
         _refuse_others(connection, sql)
         files = files_to_scan(view, "DuckDB")
-        rows_of_view = connection.from_arrow(source) if files is None else to_duckdb(view, connection)
+        rows_of_view = (
+            relation_of(connection, source, reader_schema(view.spec)) if files is None else to_duckdb(view, connection)
+        )
         rows_of_view.create_view(name)
         lock(connection, [file.path for some in (files or {}).values() for file in some])
         rows = pa.RecordBatchReader.from_stream(_plain(connection.sql(sql)))

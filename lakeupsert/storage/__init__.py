@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.phrases import install_extra
 from lakeupsert.storage.base import (
+    DamagedObjectError,
     NotFoundError,
     ObjectInfo,
     ObjectReader,
@@ -20,6 +21,7 @@ from lakeupsert.storage.local import SCRATCH, LocalStore
 
 __all__ = [
     "SCRATCH",
+    "DamagedObjectError",
     "LocalStore",
     "NotFoundError",
     "ObjectInfo",

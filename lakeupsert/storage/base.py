@@ -26,6 +26,10 @@ class NotFoundError(Exception):
     """No object has this name now. This is an answer, not a failure."""
 
 
+class DamagedObjectError(Exception):
+    """The store has the object and can't give its bytes: it is a damaged member of an archive."""
+
+
 class UnknownOutcomeError(Exception):
     """The answer to a create was lost, so the object may or may not exist. Read it back, never guess."""
 
@@ -125,7 +129,7 @@ class ObjectReader(Protocol):
         """A seekable input.
 
         Raises NotFoundError if there is no such object, or if its etag is not the one given. A `pinned` store also raises it
-        during reads, once the object is replaced.
+        during reads, once the object is replaced. DamagedObjectError, also during reads, only comes from a landing zone.
         """
 
 

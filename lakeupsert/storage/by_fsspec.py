@@ -43,6 +43,7 @@ _MODIFIED = (
     "created",
 )
 """The backends' names for the time of the last change. Memory's objects are created again."""
+_NO_LIBRARY = re.compile("Unable to load lib(hdfs|jvm)")
 _REFUSAL = re.compile("Forbidden|[Aa]uthentication|HostKey|Permission ?[Dd]enied")
 
 
@@ -169,6 +170,13 @@ def failure(error: Exception, call: Call, uri: str) -> LakeupsertError:
     """The error for one of a backend, by what the operator does next."""
     status = getattr(error, "code", None) or getattr(error, "status", None)
     said = f"{type(error).__name__}: {error}"
+    if library := _NO_LIBRARY.search(said):  # Arrow goes on with every place where it looked
+        return ConfigurationError(
+            "extra-missing",
+            f"{uri} needs Hadoop's own client, libhdfs, and Java. Here Arrow was {library[0].lower()}. {UNTOUCHED}",
+            next="install both, and set JAVA_HOME, HADOOP_HOME and CLASSPATH (to what `hadoop classpath --glob` prints); or copy "
+            "the files to a folder or a bucket, and name that",
+        )
     if status in (401, 403) or isinstance(error, PermissionError) or _REFUSAL.search(said):
         return ConfigurationError(
             "not-permitted",

@@ -6,8 +6,12 @@ Changes   known by what the file system says of a file: an etag, hash or checksu
 Settings  fsspec's own, by environment (`FSSPEC_SFTP_USERNAME`) or files in `~/.config/fsspec`
 """
 
+import lzma
 import os
+import tarfile
 import threading
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,12 +30,14 @@ from fsspec.implementations.cached import CachingFileSystem
 from fsspec.registry import available_protocols, get_filesystem_class
 
 from lakeupsert.errors import ConfigurationError, LakeupsertError
-from lakeupsert.storage.base import Call, NotFoundError, ObjectInfo, Requests
+from lakeupsert.storage.base import Call, DamagedObjectError, NotFoundError, ObjectInfo, Requests
 from lakeupsert.storage.by_fsspec import failure, info_of
 from lakeupsert.storage.remote import PART_BYTES, UNTOUCHED, RangeReader
 
 _SSH = ("sftp", "ssh")
 """For these, sshfs takes every host for the right one, unless it is told to look into ~/.ssh/known_hosts (``()``)."""
+_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError)
+"""What archives raise for a member whose bytes are not those that were put in."""
 _Info = dict[str, Any]
 """What a file system says of a file. Any: each has its own fields."""
 
@@ -169,9 +175,11 @@ class FsspecReader:
             except LakeupsertError:
                 raise
             except Exception as e:  # each file system raises its own classes
-                if self._kept is not None:
-                    self._kept[1].clear_instance_cache()  # it may keep a connection that broke
-                    self._kept = None
+                fs, self._kept = self._kept and self._kept[1], None
+                if fs is not None:
+                    fs.clear_instance_cache()  # it may keep a connection that broke, or an archive that is replaced by now
+                if call == "get" and isinstance(fs, AbstractArchiveFileSystem) and isinstance(e, _DAMAGED):
+                    raise DamagedObjectError(f"{type(e).__name__}: {e}") from e
                 raise failure(e, call, self.uri(name)) from e
 
 

@@ -2,7 +2,7 @@
 
 import datetime as dt
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +15,12 @@ from lakeupsert.config import TableSettings
 
 PARTITIONS = ("a b", "x=y", "ü", "%41", "2026-01-01")
 DAYS = 545
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "no partition columns": (),
+    "by hash": ("bucket(4, id)",),
+    "by hash below a date": ("d", "bucket(2, id)"),
+}
+"""Partitions of `TypedLake.run_changes`, beside those by the values of a column."""
 TYPES: dict[str, pa.DataType] = {
     "id": pa.int64(),
     "part": pa.string(),
@@ -106,3 +112,15 @@ class TypedLake:
             self.land(night)
             self.table.run(host="local")
         return self
+
+    def run_changes(self, schema: pa.Schema) -> Self:
+        """Nights, an update, a delete, a compaction, and a last night. The rows have one more column, the date ``d``."""
+
+        def night(number: int, ids: Sequence[int]) -> pa.Table:
+            return rows(schema, ids, number, d=pa.array([dt.date(2020, 1, 1 + n % 3) for n in ids]))
+
+        self.run(night(1, range(24)), night(2, [*range(0, 24, 5), *range(24, 30)]))
+        self.table.update({"amount": "amount + 1"}, where="id < 9", dry=False)
+        self.table.delete(where="id IN (3, 20)", dry=False)
+        self.table.compact(full=True)
+        return self.run(night(3, [1, 3, 7, 12, 31]))

@@ -1,11 +1,19 @@
-"""The examples of the systems whose users come here, each with its own data: chombo's bulk mutator, Hive as a database, and the
-data lake of receipts. Files that come again under other names change nothing that readers see."""
+"""The examples of the systems whose users come here, each with its own data: chombo's bulk mutator, Hive as a database, the
+data lake of receipts, and the telecom store of changes. Files that come again under other names change nothing that readers see.
+"""
 
+import json
+import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import xxhash
 
 from lakeupsert import Table
+from lakeupsert.operations.run import RunResult
+from lakeupsert.pipeline import strategy as strategies
 
 
 def opened(root: Path, settings: str) -> Table:
@@ -14,12 +22,12 @@ def opened(root: Path, settings: str) -> Table:
     return Table.open(file)
 
 
-def night(table: Table, root: Path, files: dict[str, str]) -> None:
+def night(table: Table, root: Path, files: dict[str, str]) -> RunResult:
     for name, text in files.items():
         path = root / "landing" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    table.run(host="local")
+    return table.run(host="local")
 
 
 def rows(table: Table, *names: str, history: bool = False) -> list[tuple[str, ...]]:
@@ -227,4 +235,91 @@ def test_subscribers_of_a_telecom_store(tmp_path: Path, strategy: str) -> None:
     ]
     assert len(rows(table, "msisdn")) == len(numbers)
     assert 1 < len({(file.file.bucket, file.file.bits) for file in table.files()}) < 20
+    assert_files_that_come_again_change_nothing(table, tmp_path)
+
+
+BUCKETS = 8
+SUBSCRIBERS = [919810000000 + n for n in range(160)]
+COLUMNS = ("msisdn", "scn", "circle", "plan", "balance", "cell")
+Record = dict[str, Any]
+
+
+def bucket_of(msisdn: int) -> str:
+    """The partition, by the reference XXH64 of the bytes that docs/FORMAT.md gives an integer."""
+    return f"msisdn_bucket={int(xxhash.xxh64_intdigest(msisdn.to_bytes(8, 'little', signed=True))) % BUCKETS}"
+
+
+def micro_batches(rng: random.Random) -> list[list[Record]]:
+    """All subscribers, then changes by the commit numbers of their database: the key and what changed. A batch has so many
+    records, and a record may come several batches too late. Some subscribers leave and come back, some are new."""
+    first = [
+        {"msisdn": n, "scn": scn, "op": "I", "circle": "delhi", "plan": "basic", "balance": scn % 90}
+        for scn, n in enumerate(SUBSCRIBERS[:150])
+    ]
+    changes: list[Record] = []
+    for scn in range(len(first), len(first) + 144):
+        values = {
+            "plan": rng.choice(["gold", "silver", None]),
+            "balance": rng.randrange(900),
+            "cell": f"c{rng.randrange(9)}",
+        }
+        changed = rng.sample(sorted(values), rng.choice([1, 1, 2]))
+        op = rng.choice("UUUUUUUD")
+        record = {"msisdn": rng.choice(SUBSCRIBERS[110:]), "scn": scn, "op": op}
+        changes.append(record if op == "D" else {**record, **{name: values[name] for name in changed}})
+    changes.sort(key=lambda record: record["scn"] + rng.uniform(0, 60))
+    return [first, *(changes[n : n + 12] for n in range(0, len(changes), 12))]
+
+
+def merged(records: Sequence[Record]) -> list[tuple[str, ...]]:
+    """The full records, as `rows` gives them: what each brings in the order of the database, from nothing after a delete."""
+    found: dict[int, Record] = {}
+    for record in sorted(records, key=lambda record: record["scn"]):
+        if record["op"] == "D":
+            found.pop(record["msisdn"], None)
+        else:
+            found[record["msisdn"]] = {**dict.fromkeys(COLUMNS), **found.get(record["msisdn"], {}), **record}
+    return sorted(tuple(str(row[name]) for name in COLUMNS) for row in found.values())
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+def test_micro_batches_of_a_telecom_store_by_hash(
+    tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Base data by the hash of the key; micro-batches of partial updates become full records, and each is acknowledged as a
+    whole; a running query sees none of them; minor and major compaction; a look-up by key opens one bucket."""
+    monkeypatch.setattr(strategies, "SMALL_BYTES", 0)
+    monkeypatch.setattr(strategies, "TOGETHER", 3)  # so that deltas are folded: minor compaction
+    table = opened(
+        tmp_path,
+        f'strategy = "{strategy}"\nkey = ["msisdn"]\npartition_by = ["bucket({BUCKETS}, msisdn)"]\norder_by = ["scn"]\n'
+        'mode = "columns"\n[tables.t.schema]\nmsisdn = "bigint"\nscn = "bigint"\nbalance = "bigint"\ncell = "string"\n'
+        '[tables.t.delete]\ncolumn = "op"\nvalues = ["D"]\n',
+    )
+    came: list[Record] = []
+    deltas = 0
+    for number, batch in enumerate(micro_batches(random.Random(4))):
+        before = table.to_arrow().read_all() if came else None
+        running, files = (table.to_arrow(), table.files()) if came else (None, ())
+        done = night(table, tmp_path, {f"{number:02d}.jsonl": "".join(json.dumps(record) + "\n" for record in batch)})
+        assert running is None or running.read_all() == before
+        came += batch
+        assert rows(table, *COLUMNS) == merged(came)
+        assert done.append is not None
+        assert done.append.entry.touched.keys() == {bucket_of(record["msisdn"]) for record in batch}
+        assert {f.name for f in files if f.partition not in done.append.entry.touched} <= {
+            f.name for f in table.files()
+        }
+        deltas = max(deltas, sum(file.path.endswith(".delta") for file in table.files()))
+    assert len({file.partition for file in table.files()}) == BUCKETS
+    assert (deltas > BUCKETS) == (strategy == "delta")
+    shown = rows(table, *COLUMNS)
+    for row in shown[::40]:
+        look_up = f"msisdn = {row[0]}"
+        assert {file.partition for file in table.files(where=look_up)} == {bucket_of(int(row[0]))}
+        found = table.to_arrow(where=look_up).read_all().to_pylist()
+        assert [tuple(str(one[name]) for name in COLUMNS) for one in found] == [row]
+    table.compact(full=True)
+    assert not any(file.path.endswith(".delta") for file in table.files())
+    assert rows(table, *COLUMNS) == shown == merged(came)
     assert_files_that_come_again_change_nothing(table, tmp_path)

@@ -1,6 +1,7 @@
 """Landing zones on file systems of fsspec: nights, what counts as unchanged, and what is refused."""
 
 import asyncio
+import io
 import json
 import os
 import pickle
@@ -15,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+from pyarrow import orc
 
 from lakeupsert import clock
 from lakeupsert.cli import main
@@ -197,6 +201,63 @@ def test_file_is_read_as_it_was_listed_or_not_at_all(zone: Zone) -> None:
     assert pickle.loads(pickle.dumps(reader)).get("a.jsonl") == b"2"
 
 
+def damage(archive: Path, name: str) -> bytes:
+    """Change a byte of a member. Returns the whole archive."""
+    whole = archive.read_bytes()
+    damaged = bytearray(whole)
+    damaged[whole.index(name.encode()) + len(name) + 5] ^= 255
+    archive.write_bytes(damaged)
+    return whole
+
+
+@pytest.mark.parametrize("part_bytes", [10, 1 << 24])
+@pytest.mark.parametrize("is_first", [True, False], ids=["first batch", "later batch"])
+def test_damaged_file_of_an_archive_goes_to_quarantine_until_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, is_first: bool
+) -> None:
+    monkeypatch.setattr("lakeupsert.storage.fsspec_reader.PART_BYTES", part_bytes)
+    with in_zip(tmp_path) as zone:
+        if not is_first:
+            zone.land("a.jsonl", lines(("a", 1, "2020-01-01")))
+            zone.run()
+        for name in "abc":
+            zone.land(f"{name}.jsonl", lines((name, 1, "2020-01-01")))
+        archive, member = tmp_path / "landing.zip", "in/b.jsonl"
+        damage(archive, member)
+        [batch] = zone.run()["result"]["append"]["batches"]
+        assert batch["rows_quarantined"] == 1
+        assert zone.rows() == {("a", 1), ("c", 1)}
+        [refused] = zone.call("quarantine")["result"]["shown"]
+        assert (refused["reason_code"], refused["file"]) == ("unreadable_file", "b.jsonl")
+        assert zone.run()["result"]["append"]["batches"] == []
+        zone.land("d.jsonl", lines(("d", 1, "2020-01-01")))
+        whole = damage(archive, member)
+        [batch] = zone.run()["result"]["append"]["batches"]
+        assert (batch["files"], batch["rows_quarantined"]) == (1, 0)
+        archive.write_bytes(whole)  # with the checksum that it had
+        assert zone.run()["result"]["append"]["batches"][0]["files"] == 1
+        assert zone.rows() == {(name, 1) for name in "abcd"}
+        assert zone.run()["result"]["append"]["batches"] == []
+        assert zone.call("reconcile", "--deep")["ok"]
+
+
+@pytest.mark.parametrize("format_", ["parquet", "orc"])
+def test_damage_is_known_for_what_it_is_in_formats_that_are_read_by_ranges(
+    tmp_path: Path, format_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakeupsert.storage.fsspec_reader.PART_BYTES", 10)
+    rows, sink = pa.table({"k": ["x", "y"], "v": [1, 1], "ts": [1, 1], "d": ["2020-01-01"] * 2}), io.BytesIO()
+    pq.write_table(rows, sink) if format_ == "parquet" else orc.write_table(rows, sink)
+    with in_zip(tmp_path) as zone:
+        zone.land("a.jsonl", lines(("a", 1, "2020-01-01")))
+        zone.land(f"b.{format_}", sink.getvalue())
+        whole = damage(tmp_path / "landing.zip", f"in/b.{format_}")
+        assert zone.run()["result"]["append"]["batches"][0]["rows_quarantined"] == 1
+        (tmp_path / "landing.zip").write_bytes(whole)
+        zone.run()
+        assert zone.rows() == {("a", 1), ("x", 1), ("y", 1)}
+
+
 @pytest.mark.parametrize("kind", ["memory", "zip", "sftp"])
 def test_large_file_is_read_by_ranges(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakeupsert.storage.fsspec_reader.PART_BYTES", 10)
@@ -355,6 +416,15 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, protocol: str
         open_landing(f"{protocol}://somebody@host/landing")
     assert raised.value.code == "extra-missing"
     assert extra in raised.value.next
+
+
+def test_missing_library_of_hadoop_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JAVA_HOME", "HADOOP_HOME", "ARROW_LIBHDFS_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    error = Zone("hdfs://namenode:8020/landing", lambda name, data: None, tmp_path).run(code=2)["error"]
+    assert (error["code"], error["data_changed"]) == ("extra-missing", False)
+    assert "HADOOP_HOME" in error["next"]
+    assert "\n" not in error["message"]
 
 
 @pytest.mark.parametrize("address", ["sftp://somebody@host/lake", "hf://datasets/a/b", "zip://::/data/x.zip"])

@@ -318,3 +318,20 @@ def test_missing_package_is_named(package: str, tmp_path: Path, monkeypatch: pyt
         getattr(table, f"to_{package}")()
     assert isinstance(refused.value, ConfigurationError)
     assert refused.value.code == "extra-missing"
+
+
+@pytest.mark.parametrize("kind", [pa.decimal256(60, 2), pa.list_(pa.decimal256(60, 2))], ids=str)
+def test_column_of_a_type_that_duckdb_lacks_is_named(kind: pa.DataType, tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    table = lake.run(rows(range(3), 1, wide=pa.array([None] * 3, kind)))
+    for read in (
+        lambda: table.to_duckdb(duckdb.connect()),
+        lambda: table.to_duckdb(duckdb.connect(), where="k > 1"),
+        lambda: table.to_duckdb(duckdb.connect(), columns=["wide"]),
+        lambda: table.query("SELECT k FROM t"),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            read()
+        assert refused.value.code == "unfit-for-duckdb"
+        assert "'wide'" in refused.value.message
+    assert len(table.to_duckdb(duckdb.connect(), columns=["k", "part"]).fetchall()) == 3

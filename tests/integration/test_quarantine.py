@@ -157,6 +157,22 @@ def test_command_counts_by_reason_and_file_and_shows_the_first_rows(lake: Lake) 
     assert "--replay-quarantine" in text(lake)
 
 
+def test_command_says_what_no_replay_can_take(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.land("1.jsonl", [row("a", 0, 1)])
+    (tmp_path / "landing/2.jsonl").write_text("{broken\n")
+    lake.table.run(host="local")
+    assert answer(lake)["reasons"] == {"malformed": 1}
+    assert "land them again" in text(lake)
+    assert "--replay-quarantine" not in text(lake)
+    lake.land("3.jsonl", [], refused=[NOT_A_NUMBER])
+    lake.table.run(host="local")
+    [first, second] = [line for line in text(lake).splitlines() if "--replay" in line or "land them again" in line]
+    assert "--replay-quarantine" in first
+    assert "malformed:" in second
+    assert "--replay-quarantine" not in text(lake, "--reason", "malformed")
+
+
 def test_command_says_that_nothing_is_in_quarantine(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.land("1.jsonl", [row("a", 0, 1)])

@@ -105,8 +105,10 @@ def test_example_of_the_page(
     if engine == "spark":
         request.getfixturevalue("spark")
     monkeypatch.setenv("LAKEUPSERT__TABLES__T__STRATEGY", chosen)
+    monkeypatch.setenv("LAKEUPSERT__TABLES__T__ENGINE", engine)  # of the nights' commands, too
     monkeypatch.setattr(strategy, "TOGETHER", 2)  # so that three nights fold deltas
     table = opened(example, tmp_path)
+    assert table.settings.engine == engine
     for files in example.nights.values():
         scope: Any = None
         for name, text in files.items():
@@ -117,7 +119,7 @@ def test_example_of_the_page(
             file = tmp_path / "landing" / path
             file.parent.mkdir(exist_ok=True)
             file.write_text(text)
-        table.run(host="local", engine=engine, full=scope or None)
+        table.run(host="local", full=scope or None)
     assert_as_on_the_page(example, table)
     header, rows = expected(example, QUARANTINE)
     assert sorted([row[name] for name in header] for row in quarantined(table)) == rows

@@ -19,14 +19,19 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.cut import CutTask, Kind, cut
 from lakeupsert.engine.merge import MergeOutput, MergeTask
+from lakeupsert.engine.reports import touched_by
 from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.landing.accept import RowRules
+from lakeupsert.operations.statement_rows import Changes, RowChoice
+from lakeupsert.read.assignments import Assignments
+from lakeupsert.read.view import View
 from lakeupsert.rows.datafiles import read_file
 from lakeupsert.rows.floor import PARTITION, greatest_floor
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
-from lakeupsert.table.layout import WHOLE_TABLE
-from lakeupsert.table.manifest import DataFile, Part, add_digests
+from lakeupsert.table.layout import WHOLE_TABLE, TableObjects
+from lakeupsert.table.manifest import BucketEntry, DataFile, Part, add_digests
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, DeleteRule, TableSpec
 
 PARTITIONS = 24
@@ -140,11 +145,25 @@ def appended(store: LocalStore, spec: TableSpec, rng: random.Random) -> dict[str
     return files
 
 
+def stated(store: LocalStore, spec: TableSpec, partition: str, out: MergeOutput, number: int) -> tuple[DataFile, ...]:
+    """The batch of an update of what a merge left of a partition, or of a delete."""
+    shown_as = {partition: PartitionVersion(version=-1, merged=1, rows=0, bytes=0)}
+    pinned = {partition: [BucketEntry(id="", base=out.written)]}
+    view = View(TableObjects(store), spec, Snapshot(batch=1, spec_version=0, partitions=shown_as), None, pinned)
+    job = AppendJob(store, store, (), Reading(), RowRules(spec, 0), "b", 0, 0)
+    changes = Changes(spec, Assignments(spec.schema, SET) if number % 2 else None, job)
+    for chosen in RowChoice(view, WHERE, None).rows():
+        changes.add(chosen)
+    changes.flush()
+    return tuple(file for touched in touched_by(changes.reports).values() for file in touched.files)
+
+
 def rows(store: LocalStore, files: tuple[DataFile, ...], schema: Any) -> list[str]:
     """Rows in their order; repr, so that NaN equals NaN and 0.0 is not -0.0."""
     return [repr(r) for f in files for r in read_file(store, f, schema).to_pylist()]
 
 
+WHERE, SET = "v4 = true OR v5 < 0", {"v0": "upper(v0)", "v4": "NOT v4", "v19": "NULL"}
 SOME = ("composite key, two orders",)
 
 
@@ -154,7 +173,7 @@ def test_engines_agree_on_generated_tables(
 ) -> None:
     monkeypatch.setattr(arrow, "MOST_PART_BITS", 2)
     rng = random.Random(name)
-    spec = spec_of(*TABLES[name], partition_by=PARTITION_BY.get(name, ["part"]))
+    spec = spec_of(*TABLES[name], partition_by=PARTITION_BY.get(name, ["part"])).with_statements()
     store = LocalStore(tmp_path)
     first, second, third = (appended(store, spec, rng) for _ in range(3))
     partitions = [f"part={p}" for p in range(PARTITIONS)]
@@ -164,10 +183,14 @@ def test_engines_agree_on_generated_tables(
     stored = ArrowEngine().merge(store, spec, 0, begun[:half])
     monkeypatch.setattr(merge_writer, "INLINE_BYTES", 0)  # tombstones of the other half go into files
     stored += ArrowEngine().merge(store, spec, 0, begun[half:])
-    seconds = [(second.get(p, ()),) for p in partitions]
-    both = [(second.get(p, ()), third.get(p, ())) for p in partitions]
+    between = [
+        stated(store, spec, called[p], out, n) for n, (p, out) in enumerate(zip(partitions, stored, strict=True))
+    ]
+    assert sum(file.rows for files in between for file in files) > PARTITIONS
+    seconds = [(said, second.get(p, ())) for p, said in zip(partitions, between, strict=True)]
+    both = [(*batches, third.get(p, ())) for p, batches in zip(partitions, seconds, strict=True)]
     rewrites = [
-        MergeTask(called[p], out.written, out.tombstones, batches, 3, 1)
+        MergeTask(called[p], out.written, out.tombstones, batches, 4, 1)
         for p, out, batches in zip(partitions, stored, both, strict=True)
     ]
     assert len([f for t in rewrites for f in t.tombstones if f.name]) >= 3, "the generator makes too few deletes"
@@ -193,7 +216,7 @@ def test_engines_agree_on_generated_tables(
 
     # The same by deltas, and where there are two, some of them folded: in the end the same rows live.
     deltas = [
-        MergeTask(called[p], (), out.tombstones, batches, 2, 1, kept=out.written)
+        MergeTask(called[p], (), out.tombstones, batches, 3, 1, kept=out.written)
         for p, out, batches in zip(partitions, stored, seconds, strict=True)
     ]
     thirds = []
@@ -201,7 +224,7 @@ def test_engines_agree_on_generated_tables(
         folded = rng.choice([(), out.written]) if task.kept and out.kept else ()
         kept = (*out.kept, *(f for f in out.written if f not in folded))
         batch = third.get(p, ())
-        thirds.append(MergeTask(task.partition, (), out.tombstones, (batch,), 3, 2, deltas=folded, kept=kept))
+        thirds.append(MergeTask(task.partition, (), out.tombstones, (batch,), 4, 2, deltas=folded, kept=kept))
     assert len([t for t in thirds if t.deltas]) >= 3
     assert len([t for t in thirds if len(t.kept) > 1]) >= 3
     for rewritten, task, twice in zip(merged, thirds, agreed(store, spec, thirds), strict=True):

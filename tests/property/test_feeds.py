@@ -27,6 +27,9 @@ from lakeupsert.engine.reports import Written, touched_by
 from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.partitions import UNPLACED
+from lakeupsert.operations.statement_rows import Changes as StatementChanges
+from lakeupsert.operations.statement_rows import RowChoice
+from lakeupsert.read.assignments import Assignments
 from lakeupsert.read.history import history_schema, history_to_arrow
 from lakeupsert.read.view import View
 from lakeupsert.rows.columns import find_brought_columns
@@ -149,11 +152,16 @@ def compared(spec: TableSpec, one: Record, other: Record) -> int:
 
 
 def expected(spec: TableSpec, records: Sequence[Record]) -> list[str]:
+    return sorted(shown(row) for row in newest(spec, records).values() if not row["deleted"])
+
+
+def newest(spec: TableSpec, records: Sequence[Record]) -> dict[int, Record]:
+    """The record of greatest rank of each key; ``records`` in the order of their arrival."""
     best: dict[int, Record] = {}
     for record in records:
-        if record["k"] not in best or compared(spec, best[record["k"]], record) < 0:
+        if record["k"] not in best or compared(spec, best[record["k"]], record) <= 0:
             best[record["k"]] = record
-    return sorted(shown(row) for row in best.values() if not row["deleted"])
+    return best
 
 
 def shown(row: Record) -> str:
@@ -167,10 +175,14 @@ def feed(spec: TableSpec, rng: random.Random, keys: int = 3, most: int = 14) -> 
         record = {name: rng.choice(values) for name, (_, values) in {**CONTENT, **ORDERS}.items()}
         record |= {"k": rng.randrange(keys), "deleted": rng.random() < 0.25}
         record["x"] = None if record["x"] is None else float(record["x"])
-        rivals = [r for r in records if r["k"] == record["k"] and not compared(spec, r, record)]
-        if not rivals or spec.ties == "content":
-            records.append(record)
+        add_without_rival(spec, records, record)
     return records
+
+
+def add_without_rival(spec: TableSpec, records: list[Record], record: Record) -> None:
+    rivals = [r for r in records if r["k"] == record["k"] and not compared(spec, r, record)]
+    if not rivals or spec.ties == "content":
+        records.append(record)
 
 
 def batches(records: Sequence[Record], rng: random.Random) -> list[list[Record]]:
@@ -187,7 +199,7 @@ def batches(records: Sequence[Record], rng: random.Random) -> list[list[Record]]
 
 @dataclass
 class Pile:
-    """What is stored of one partition."""
+    """What is stored of one partition. ``came``: the records that wait, ``memory``: what the others make."""
 
     base: tuple[DataFile, ...] = ()
     deltas: tuple[DataFile, ...] = ()
@@ -195,6 +207,8 @@ class Pile:
     history: tuple[DataFile, ...] = ()
     version: int = 0
     waiting: list[tuple[DataFile, ...]] = field(default_factory=list)
+    came: list[Record] = field(default_factory=list)
+    memory: "Memory" = field(default_factory=lambda: Memory())
 
     def task(self, partition: str, way: str) -> MergeTask:
         """Merge what waits by ``rewrite`` or by ``delta``, of whose deltas some may be folded; or, ``compact``, without it."""
@@ -221,34 +235,48 @@ class Pile:
         base = {file.name for file in self.base}
         kept = [[file for file in out.kept if (file.name in base) == is_base] for is_base in (True, False)]
         written = ((), out.written) if task.kept else (out.written, ())
-        return Pile((*kept[0], *written[0]), (*kept[1], *written[1]), out.tombstones, out.history, self.version + 1)
+        return replace(
+            self,
+            base=(*kept[0], *written[0]),
+            deltas=(*kept[1], *written[1]),
+            tombstones=out.tombstones,
+            history=out.history,
+            version=self.version + 1,
+            waiting=[],
+        )
 
 
 def merged(
-    spec: TableSpec, engine: Engine, feeds: dict[str, list[list[Record]]], rng: random.Random, store: LocalStore
+    spec: TableSpec,
+    engine: Engine,
+    feeds: dict[str, list[list[Record]]],
+    rng: random.Random,
+    store: LocalStore,
+    piles: dict[str, "Pile"] | None = None,
 ) -> dict[str, "Pile"]:
-    """What each partition is once its batches are merged, one or several at a time."""
-    piles = {partition: Pile() for partition in feeds}
-    memories = {partition: Memory() for partition in feeds}
-    came: dict[str, list[Record]] = {partition: [] for partition in feeds}
-    for number in range(max(map(len, feeds.values()))):
+    """What each partition is once its batches are merged, one or several at a time, with what waits in ``piles``."""
+    piles = piles or {partition: Pile() for partition in feeds}
+    last = max(map(len, feeds.values())) - 1
+    for number in range(last + 1):
         appended(store, spec, number, feeds, piles)
         for partition, parts in feeds.items():
-            came[partition] += parts[number] if number < len(parts) else []
-        last = number + 1 == max(map(len, feeds.values()))
+            piles[partition].came.extend(parts[number] if number < len(parts) else [])
         ways = {
-            p: rng.choice(["rewrite", "delta", "delta", "fold", "compact"]) for p in piles if last or rng.random() < 0.7
+            p: rng.choice(["rewrite", "delta", "delta", "fold", "compact"])
+            for p in piles
+            if number == last or rng.random() < 0.7
         }
         for again in (False, True):
             if again:  # a compaction has merged nothing
-                ways = {p: "delta" for p, way in ways.items() if way == "compact" and last}
+                ways = {p: "delta" for p, way in ways.items() if way == "compact" and number == last}
             tasks = {p: piles[p].task(p, way) for p, way in ways.items()}
             for (p, task), out in zip(tasks.items(), engine.merge(store, spec, 0, list(tasks.values())), strict=True):
-                waiting = piles[p].waiting if ways[p] == "compact" else []
-                if ways[p] != "compact":
-                    assert out.changes == memories[p].merge(spec, came[p])
-                    came[p] = []
-                piles[p] = replace(piles[p].after(task, out), waiting=waiting)
+                pile, after = piles[p], piles[p].after(task, out)
+                if ways[p] == "compact":
+                    piles[p] = replace(after, waiting=pile.waiting)
+                    continue
+                assert out.changes == pile.memory.merge(spec, pile.came)
+                piles[p] = replace(after, came=[])
     assert not any(pile.waiting for pile in piles.values())
     return piles
 
@@ -341,11 +369,15 @@ def ended(row: Record, begin: Any, end: Any) -> str:
     return shown(row) + repr([comparable(begin), comparable(end)])
 
 
-def histories(spec: TableSpec, piles: dict[str, Pile], store: LocalStore, spark: Any = None) -> dict[str, list[str]]:
-    """What readers of the history find."""
+def view_of(spec: TableSpec, piles: dict[str, Pile], store: LocalStore) -> View:
     buckets = {p: [BucketEntry(id="", base=x.base, deltas=x.deltas, history=x.history)] for p, x in piles.items()}
     shown_as = dict.fromkeys(piles, PartitionVersion(version=-1, merged=1, rows=0, bytes=0))
-    view = View(TableObjects(store), spec, Snapshot(batch=1, spec_version=0, partitions=shown_as), None, buckets)
+    return View(TableObjects(store), spec, Snapshot(batch=1, spec_version=0, partitions=shown_as), None, buckets)
+
+
+def histories(spec: TableSpec, piles: dict[str, Pile], store: LocalStore, spark: Any = None) -> dict[str, list[str]]:
+    """What readers of the history find."""
+    view = view_of(spec, piles, store)
     if spark is None:
         rows = history_to_arrow(view).read_all()
     else:
@@ -381,6 +413,63 @@ def test_any_order_split_and_repetition_make_the_same_history(
             assert histories(spec, piles, store) == wanted, (spec.ordering, spec.ties)
     if len(engines) > 1:
         assert histories(spec, piles, store, request.getfixturevalue("spark")) == wanted, (spec.ordering, spec.ties)
+
+
+# ---------------------------------------------------------------- updates and deletes by a statement
+
+WHERE = "v = 1 OR w IS NULL"
+SET = {"v": "coalesce(v, 0) + 10", "w": "NULL"}
+
+
+def stated(spec: TableSpec, row: Record, kind: str) -> list[Record]:
+    """The record of a statement about the row: in its order, and it comes later."""
+    if row["deleted"] or not (row["v"] == 1 or row["w"] is None):
+        return []
+    return [{**row, "deleted": True} if kind == "delete" else {**row, "v": (row["v"] or 0) + 10, "w": None}]
+
+
+def append_statement(
+    spec: TableSpec, piles: dict[str, Pile], store: LocalStore, where: str, values: dict[str, str] | None
+) -> None:
+    """The batch of an update, or without ``values`` of a delete, as `lakeupsert.operations.statement` writes it."""
+    job = AppendJob(store, store, (), "parquet", RowRules(spec, 0), "b", 0, 0)
+    changes = StatementChanges(spec, Assignments(spec.schema, values) if values else None, job)
+    for chosen in RowChoice(view_of(spec, piles, store), where, None).rows():
+        changes.add(chosen)
+    changes.flush()
+    for partition, touched in touched_by(changes.reports).items():
+        piles[partition].waiting.append(touched.files)
+
+
+@pytest.mark.parametrize("kind", ["update", "delete"])
+@pytest.mark.parametrize("seed", seeds(ROUNDS // 5, pytest.mark.long))
+def test_a_statement_stands_between_the_records_before_and_after_it(
+    seed: int, kind: str, engines: list[Engine], tmp_path_factory: Any
+) -> None:
+    """Any order, split and repetition of the records before it lets it see the same rows, and any of the records after it makes
+    the same table. Some of the latter came before, too: they are like any others."""
+    rng = random.Random(f"{kind} {seed}")
+    spec = spec_of(rng, ties="arrival" if kind == "update" else None).with_statements()
+    before = {partition: feed(spec, rng, *size_of(spec)) for partition in partitions_of(spec)}
+    after = {partition: feed(spec, rng, *size_of(spec)) for partition in before}
+    between: dict[str, list[Record]] = {}
+    for partition, records in before.items():
+        for record in rng.choices(records, k=3):
+            add_without_rival(spec, after[partition], record)
+        rows = newest(spec, records).values()
+        between[partition] = [record for row in rows for record in stated(spec, row, kind)]
+    wanted = {p: expected(spec, [*before[p], *between[p], *after[p]]) for p in before}
+    if spec.partition_by:  # the only feed of a table may be of two records
+        assert sum(map(len, between.values())) > 5
+        assert wanted != {p: expected(spec, [*before[p], *after[p]]) for p in before}
+    for engine in engines:
+        store = LocalStore(tmp_path_factory.mktemp("pile"))
+        piles = merged(spec, engine, {p: batches(records, rng) for p, records in before.items()}, rng, store)
+        append_statement(spec, piles, store, WHERE, SET if kind == "update" else None)
+        for partition, pile in piles.items():
+            pile.came.extend(between[partition])
+        piles = merged(spec, engine, {p: batches(records, rng) for p, records in after.items()}, rng, store, piles)
+        assert stored(spec, piles, store) == wanted, (spec.ordering, spec.ties)
 
 
 # ---------------------------------------------------------------- one row a key in the whole table
@@ -698,31 +787,88 @@ def test_each_column_is_that_of_the_greatest_record_that_brings_it(
     rng = random.Random(f"columns {seed}")
     spec = spec_of_columns(rng)
     feeds = {f"part={n}": records for n in range(FEEDS) if (records := feed_of_columns(spec, rng))}
-    wanted = {}
-    for partition, records in feeds.items():
-        rows = [row_of(spec, [r for r in records if r["k"] == key])[0] for key in {r["k"] for r in records}]
-        wanted[partition] = sorted(shown(row) for row in rows if row is not None)
+    wanted = {partition: shown_of_columns(spec, records) for partition, records in feeds.items()}
     for engine in engines:
         for _ in range(2):
             arrived = {partition: batches(records, rng) for partition, records in feeds.items()}
             store = LocalStore(tmp_path_factory.mktemp("pile"))
             piles = {partition: Pile() for partition in feeds}
             before: dict[str, list[Record]] = {partition: [] for partition in feeds}
-            for number in range(3):
-                appended(store, spec, number, arrived, piles)
-                ways = {p: rng.choice(["rewrite", "delta", "delta", "fold"]) for p in piles}
-                tasks = {p: piles[p].task(p, way) for p, way in ways.items()}
-                outputs = engine.merge(store, spec, 0, list(tasks.values()))
-                for (p, task), out in zip(tasks.items(), outputs, strict=True):
-                    came = arrived[p][number] if number < len(arrived[p]) else []
-                    assert out.changes == changed(spec, before[p], came), (p, number, ways[p])
-                    before[p] += came
-                    piles[p] = piles[p].after(task, out)
-                compacted = {p: pile.task(p, "compact") for p, pile in piles.items() if rng.random() < 0.3}
-                outputs = engine.merge(store, spec, 0, list(compacted.values()))
-                for (p, task), out in zip(compacted.items(), outputs, strict=True):
-                    piles[p] = piles[p].after(task, out)
+            merge_columns(spec, engine, arrived, rng, store, piles, before)
             assert stored(spec, piles, store) == wanted, (spec.ordering, spec.groups, spec.nulls)
+
+
+def rows_of_columns(spec: TableSpec, records: Sequence[Record]) -> list[Record]:
+    found = [row_of(spec, [r for r in records if r["k"] == key])[0] for key in {r["k"] for r in records}]
+    return [row for row in found if row is not None]
+
+
+def shown_of_columns(spec: TableSpec, records: Sequence[Record]) -> list[str]:
+    return sorted(map(shown, rows_of_columns(spec, records)))
+
+
+def merge_columns(
+    spec: TableSpec,
+    engine: Engine,
+    arrived: dict[str, list[list[Record]]],
+    rng: random.Random,
+    store: LocalStore,
+    piles: dict[str, Pile],
+    before: dict[str, list[Record]],
+) -> None:
+    """Merge each batch as it comes, with what waits in ``piles``; and add its records to those that came ``before``."""
+    for number in range(3):
+        appended(store, spec, number, arrived, piles)
+        ways = {p: rng.choice(["rewrite", "delta", "delta", "fold"]) for p in piles}
+        tasks = {p: piles[p].task(p, way) for p, way in ways.items()}
+        outputs = engine.merge(store, spec, 0, list(tasks.values()))
+        for (p, task), out in zip(tasks.items(), outputs, strict=True):
+            came = [*piles[p].came, *(arrived[p][number] if number < len(arrived[p]) else [])]
+            assert out.changes == changed(spec, before[p], came), (p, number, ways[p])
+            before[p] += came
+            piles[p] = replace(piles[p].after(task, out), came=[])
+        compacted = {p: pile.task(p, "compact") for p, pile in piles.items() if rng.random() < 0.3}
+        outputs = engine.merge(store, spec, 0, list(compacted.values()))
+        for (p, task), out in zip(compacted.items(), outputs, strict=True):
+            piles[p] = piles[p].after(task, out)
+
+
+@pytest.mark.parametrize("seed", seeds(ROUNDS // 5, pytest.mark.long))
+def test_an_update_brings_the_columns_that_it_sets(seed: int, engines: list[Engine], tmp_path_factory: Any) -> None:
+    """In the order of the row, or of the columns' group; for any order, split and repetition of the records before it, and of
+    those after it."""
+    rng = random.Random(f"update of columns {seed}")
+    spec = spec_of_columns(rng).with_statements()
+    feeds = [{f"part={n}": feed_of_columns(spec, rng) for n in range(FEEDS // 2)} for _ in range(2)]
+    feeds = [{p: records for p, records in feed.items() if all(other[p] for other in feeds)} for feed in feeds]
+    between = {p: [r for row in rows_of_columns(spec, of_p) for r in set_v(spec, row)] for p, of_p in feeds[0].items()}
+    assert sum(map(len, between.values())) > 5
+    wanted = {p: shown_of_columns(spec, [*feeds[0][p], *between[p], *feeds[1][p]]) for p in feeds[0]}
+    assert wanted != {p: shown_of_columns(spec, [*feeds[0][p], *feeds[1][p]]) for p in feeds[0]}
+    for engine in engines:
+        store = LocalStore(tmp_path_factory.mktemp("pile"))
+        piles = {partition: Pile() for partition in wanted}
+        before: dict[str, list[Record]] = {partition: [] for partition in wanted}
+        for number, feed in enumerate(feeds):
+            if number:
+                append_statement(spec, piles, store, "v IS NOT NULL", {"v": "v + 10"})
+                for partition, pile in piles.items():
+                    pile.came.extend(between[partition])
+            merge_columns(spec, engine, {p: batches(r, rng) for p, r in feed.items()}, rng, store, piles, before)
+        assert stored(spec, piles, store) == wanted, (spec.ordering, spec.groups, spec.nulls)
+
+
+def set_v(spec: TableSpec, row: Record) -> list[Record]:
+    """The record of an update about the row: it brings `v`, the order of the row, and that of the group of `v`."""
+    if row["v"] is None:
+        return []
+    orders = {o.column for o in spec.ordering}
+    orders |= {o.column for ordering, names in groups_of(spec) if "v" in names for o in ordering}
+    brings = {*orders, "v"}
+    return [
+        {name: row[name] if name in brings else None for name in ALL}
+        | {"v": row["v"] + 10, "k": row["k"], "deleted": False, "brings": brings}
+    ]
 
 
 def changed(spec: TableSpec, before: Sequence[Record], came: Sequence[Record]) -> Changes:

@@ -13,7 +13,7 @@ import pytest
 
 from lakeupsert.testing import typed_lake
 from lakeupsert.testing.readers import FORMATS, Place, Readers, Refusal, as_shown, compare
-from lakeupsert.testing.typed_lake import PARTITIONS, TypedLake, days, schema_without
+from lakeupsert.testing.typed_lake import KINDS, PARTITIONS, TypedLake, days, schema_without
 
 READERS = [name for name, formats in FORMATS.items() if "delta" in formats]
 SCHEMA = schema_without("tiny", "real", "at_ms", "at_s", "counts")
@@ -71,6 +71,10 @@ def in_between(folder: Path) -> Lake:
     return lake
 
 
+def of_kind(kind: str, folder: Path) -> Lake:
+    return Lake(folder, partition_by=KINDS[kind]).run_changes(SCHEMA)
+
+
 def many_days(folder: Path, **settings: Any) -> Lake:
     return Lake(folder, partition_by=("day",), **settings).run(*days())
 
@@ -89,6 +93,7 @@ CASES: Mapping[str, Callable[[Path], Lake]] = {
     "history": lambda folder: Lake(folder, history=True).run(FIRST, SECOND),
     "restored": restored,
     "in between": in_between,
+    **{kind: partial(of_kind, kind) for kind in KINDS},
     "naive times as UTC": lambda folder: Lake(folder, delta_timestamps="utc").run(FIRST, SECOND),
     "545 vectors": many_days,
     "545 inline": partial(many_days, delta_vectors="inline"),

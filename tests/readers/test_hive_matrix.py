@@ -17,7 +17,7 @@ from lakeupsert.api import Table
 from lakeupsert.config import HiveSettings
 from lakeupsert.testing import typed_lake
 from lakeupsert.testing.readers import Place, Readers, Refusal, canonical, compare
-from lakeupsert.testing.typed_lake import TypedLake, days, schema_without
+from lakeupsert.testing.typed_lake import KINDS, TypedLake, days, schema_without
 
 SCHEMA = schema_without("at_ms", "at_s")
 SPOT = SCHEMA.field("spot").type
@@ -152,6 +152,10 @@ def adopted(folder: Path, uri: str) -> Lake:
     return lake
 
 
+def of_kind(kind: str, folder: Path, uri: str) -> Lake:
+    return Lake(folder, uri, partition_by=KINDS[kind]).run_changes(SCHEMA)
+
+
 def many_days(folder: Path, uri: str) -> Lake:
     return Lake(folder, uri, partition_by=("day",)).run(*days())
 
@@ -170,6 +174,7 @@ CASES: Mapping[str, Callable[[Path, str], Lake]] = {
     "history": lambda folder, uri: Lake(folder, uri, history=True).run(FIRST, SECOND),
     "restored": restored,
     "in between": in_between,
+    **{kind: partial(of_kind, kind) for kind in KINDS},
     "deltas": deltas,
     "many partition columns": many_partition_columns,
     "adopted": adopted,

@@ -15,7 +15,7 @@ from lakeupsert.testing import typed_lake
 from lakeupsert.testing.lake import iceberg_table
 from lakeupsert.testing.readers import FORMATS, Place, Readers, Refusal, as_shown, compare
 from lakeupsert.testing.servers import Server
-from lakeupsert.testing.typed_lake import TypedLake, days, schema_without
+from lakeupsert.testing.typed_lake import KINDS, TypedLake, days, schema_without
 
 READERS = [name for name, formats in FORMATS.items() if "iceberg" in formats]
 SCHEMA = schema_without("real", "at_ms", "at_s")
@@ -138,6 +138,10 @@ def partition_types(new: New) -> Lake:
     return new(partition_by=("day", "store", "big", "open", "a b")).run(first, second)
 
 
+def of_kind(kind: str, new: New) -> Lake:
+    return new(partition_by=KINDS[kind]).run_changes(SCHEMA)
+
+
 def many_days(new: New) -> Lake:
     return new(partition_by=("day",)).run(*days())
 
@@ -156,6 +160,7 @@ CASES: Mapping[str, Callable[[New], Lake]] = {
     "compacted": compacted,
     "restored": restored,
     "in between": in_between,
+    **{kind: partial(of_kind, kind) for kind in KINDS},
     "545 vectors": many_days,
 }
 REFUSED: Mapping[tuple[str, int], str] = {

@@ -19,7 +19,7 @@ from lakeupsert.landing.formats.lines import TextLines
 from lakeupsert.rows.arrays import Indices, Mask, Rows
 from lakeupsert.rows.convert import Converted, convert, to_json_values
 from lakeupsert.rows.datafiles import to_bytes
-from lakeupsert.storage import NotFoundError
+from lakeupsert.storage import DamagedObjectError, NotFoundError
 from lakeupsert.table.types import normalize
 
 BLOCK_ROWS = 1 << 16
@@ -41,6 +41,14 @@ class UnreadableFileError(Exception):
         super().__init__(path, reason)
         self.path = path
         self.reason = reason
+
+
+class DamagedFileError(UnreadableFileError):
+    """The store can't give its bytes. Once it is mended, its etag may be the same."""
+
+    @classmethod
+    def because(cls, path: str, why: str) -> "DamagedFileError":
+        return cls(path, f"Its bytes can't be read from the archive: {why}"[:500])
 
 
 class UnplannedColumnError(UnreadableFileError):
@@ -92,6 +100,8 @@ def unreadable_if_damaged(file: LandingInput, kind: str, *errors: type[Exception
     except (pa.ArrowException, OSError, *errors) as e:
         if isinstance(e, OSError) and e.errno is not None:
             raise  # the disk or the network, not the file
+        if DamagedObjectError.__name__ in str(e):  # of which ORC's reader keeps the text alone
+            raise DamagedFileError.because(file.path, str(e).partition(" Detail: ")[0]) from e
         what = f"{type(e).__name__}: {e}" if isinstance(e, errors) else e
         raise UnreadableFileError(file.path, f"Not readable as {kind} ({file.size} bytes): {what}"[:500]) from e
 
