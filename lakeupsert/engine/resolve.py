@@ -49,6 +49,7 @@ class Resolved:
         kept_rows: this many of ``rows``, from the first on, are in files that stay (`MergeTask.kept`).
         payload: set if ``rows`` have only the columns that decide: the rows from place ``kept_rows`` on with all their columns.
         killed_by: for each ranked row, the age of the full extract that deletes it, or 0. None: the engine has not decided it.
+        lacked: which ranked rows have a key that the full extract of a later batch lacks. None: as with ``killed_by``.
         uses: which ranked rows are part of what their key comes to; None: the winners.
         refused: for each key, whether its row is refused.
         past: rows for the history, with `BATCH`. Made when read, once, so that only a part is in memory.
@@ -61,6 +62,7 @@ class Resolved:
     kept_rows: int = 0
     payload: Rows | None = None
     killed_by: Indices | None = None
+    lacked: Mask | None = None
     uses: Mask | None = None
     refused: Mask | None = None
     past: Iterable[Rows] = ()
@@ -170,11 +172,13 @@ class FullExtracts(Rule):
             return found
         spec, task = self._spec, self._task
         ages = found.rows[AGE].to_numpy()
-        killed_by = find_missing_keys(found.rows, found.order, found.wins, ages, task.full, spec, task.forgets)
-        lives = killed_by[found.order] == 0
+        missing = find_missing_keys(found.rows, found.order, found.wins, ages, task.full, spec, task.forgets)
+        lives = missing.killed_by[found.order] == 0
         order, keys = found.order[lives], found.keys[lives]
         wins = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
-        return replace(found, order=order, wins=wins, winners=order[wins], killed_by=killed_by)
+        return replace(
+            found, order=order, wins=wins, winners=order[wins], killed_by=missing.killed_by, lacked=missing.lacked
+        )
 
 
 class Columns(Rule):

@@ -171,6 +171,7 @@ def _run_window(
             "begins",
             "known",
             "killed_by",
+            "lacked",
             "version",
             *_ARRIVAL,
         )
@@ -199,6 +200,7 @@ def _rank(frame: DataFrame, spec: TableSpec, tasks: Sequence[MergeTask]) -> Data
 
     nth: 1 for the winner, then 2, 3, …; 0 for rows that a full extract deletes
     killed_by: the age of that extract, or 0
+    lacked: the full extract of a later batch lacks the key
     begins: the row is the first of its key when sorted by ``nth``
     known: the table stores something under the key
     version: equal for the rows of a key that are equal in the ordering columns and in content
@@ -209,9 +211,10 @@ def _rank(frame: DataFrame, spec: TableSpec, tasks: Sequence[MergeTask]) -> Data
     ties = [*(["deleted", *content] if spec.ties == "content" else []), *_ARRIVAL]
     newest_first = [*greatest_first, *(F.col(name).desc_nulls_last() for name in ties)]
     has_full = any(task.full for task in tasks)
-    killed_by, rank, void_by = F.lit(None), F.lit(0), F.lit(None)
+    killed_by, lacked, rank, void_by = F.lit(None), F.lit(False), F.lit(0), F.lit(None)
     if has_full:
         ages = F.collect_set("age").over(by_key)
+        lacked = F.exists("extracts", lambda age: ~F.array_contains(ages, age))
         killed_by = lacked_by = F.array_min(F.filter("lacking", lambda age: ~F.array_contains(ages, age)))
         if any(task.forgets for task in tasks if task.full):
             rank = F.row_number().over(by_key.orderBy(*newest_first))
@@ -230,6 +233,7 @@ def _rank(frame: DataFrame, spec: TableSpec, tasks: Sequence[MergeTask]) -> Data
     return (
         frame.withColumns({"rank": rank, "void_by": void_by})
         .withColumn("killed_by", F.coalesce(killed_by, F.lit(0)).cast("int"))
+        .withColumn("lacked", lacked)
         .withColumn("nth", F.when(dead_last, 0).otherwise(nth))
         .withColumn("begins", begins)
         .withColumn("known", known)
@@ -272,7 +276,7 @@ def _deciding_ddl(spec: TableSpec, *, has_full: bool) -> str:
     types = [_comparable(spec, name)[0] for name in (*spec.stored_key, *spec.order_by, *spec.content)]
     ddl = "unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, hash bigint, error binary, "
     ddl += ", ".join(f"{name} {type_}" for name, type_ in zip(names, types, strict=True))
-    return ddl + ", lacking array<int>, void array<int>" if has_full else ddl
+    return ddl + ", extracts array<int>, lacking array<int>, void array<int>" if has_full else ddl
 
 
 def _deciding_rows_or_error(
@@ -333,6 +337,8 @@ def _deciding_columns(
     for letter, names in (("k", spec.stored_key), ("o", spec.order_by), ("c", spec.content)):
         columns |= {f"{letter}{i}": _comparable(spec, name)[1](rows[name]) for i, name in enumerate(names)}
     if has_full:
+        later = [extract for extract, _ in task.full if age < extract]
+        columns["extracts"] = _age_lists(later, [np.ones(n, bool)] * len(later), n)
         columns["lacking"] = _lacking_ages(rows, age, spec, task)
         columns["void"] = _void_ages(rows, deletes, age, task)
     return columns
@@ -503,6 +509,7 @@ class _Gatherer:
             winners=order[wins],
             kept_rows=int(np.count_nonzero(source < len(task.kept))),
             killed_by=batch["killed_by"].to_numpy()[by_source],
+            lacked=as_mask(batch["lacked"])[by_source] if task.full else None,
         )
 
 

@@ -1,4 +1,4 @@
-"""Full extracts: batches whose missing keys are deleted. What refuses one, and its ledger entry.
+"""Full extracts: batches whose missing keys are deleted. What refuses one, its ledger entry, and which rows stay in spite of it.
 
 The merge deletes the keys: `floor.find_missing_keys`.
 
@@ -18,6 +18,7 @@ from lakeupsert.pipeline.discover import Ground, Request
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.floor import greatest_floor
 from lakeupsert.table.ledger import NOTHING, FullExtract, LedgerEntry, Touched
+from lakeupsert.table.manifest import Changes
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
@@ -25,6 +26,18 @@ MOST_SHRINKING = 0.4
 """By what share a full extract may have fewer rows than are stored, unless it may shrink the table."""
 
 NO_EXTRACT = "no landing file is new, so there is no full extract and no key is deleted; a file counts once"
+
+
+def newer_than_extract(name: str, changes: Changes) -> tuple[str, ...]:
+    """A warning if a snapshot of table ``name``, with these ``changes``, shows rows that a full extract lacks."""
+    stay = changes.newer_than_extract
+    if not stay:
+        return ()
+    return (
+        f"{count(stay, 'row')} of table {name!r} {'is' if stay == 1 else 'are'} still shown, although a full extract lacks "
+        f"{'its key' if stay == 1 else 'their keys'}: {'its' if stay == 1 else 'their'} order is above the greatest of the "
+        "extract. If they are gone at the source, `lakeupsert delete` deletes them.",
+    )
 
 
 def refuse_full_extract(table: OpenTable) -> None:

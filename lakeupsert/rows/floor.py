@@ -144,6 +144,19 @@ def find_up_to(rows: Rows, floor: str, spec: TableSpec) -> Mask:
     return loses | equal
 
 
+@dataclass(frozen=True)
+class MissingKeys:
+    """What full extracts do to n rows.
+
+    Attributes:
+        killed_by: for each row, the age of the first extract that deletes it, or 0.
+        lacked: which rows have a key that a later extract lacks.
+    """
+
+    killed_by: Indices
+    lacked: Mask
+
+
 def find_missing_keys(
     rows: Rows,
     order: Indices,
@@ -152,11 +165,10 @@ def find_missing_keys(
     full: Sequence[tuple[int, str]],
     spec: TableSpec,
     forgets: Forgetting | None,
-) -> Indices:
+) -> MissingKeys:
     """Find the rows that full extracts delete because they lack the key.
 
-    For each of n rows, the age of the first extract that deletes it, or 0. If an extract has a key, it also removes the key's
-    deletes that were forgotten by then, and all rows below these.
+    If an extract has a key, it also removes the key's deletes that were forgotten by then, and all rows below these.
 
     Args:
         rows: all rows of some keys.
@@ -166,10 +178,11 @@ def find_missing_keys(
     """
     key, rank = np.empty((2, rows.num_rows), np.int64)
     key[order], rank[order] = np.cumsum(wins) - 1, np.arange(rows.num_rows)
-    killed_by = np.zeros(rows.num_rows, np.int64)
+    killed_by, lacked = np.zeros(rows.num_rows, np.int64), np.zeros(rows.num_rows, bool)
     for extract, floor in full:
         has = np.zeros(rows.num_rows, bool)
         has[key[ages == extract]] = True
+        lacked |= ~has[key] & (ages < extract)
         dies = ~has[key] & find_up_to(rows, floor, spec)
         if forgets is not None:
             void = (killed_by == 0) & has[key] & find_forgotten(rows, forgets, extract)
@@ -177,7 +190,7 @@ def find_missing_keys(
             np.minimum.at(greatest_void, key[void], rank[void])
             dies |= rank >= greatest_void[key]
         killed_by[(killed_by == 0) & (ages < extract) & dies] = extract
-    return killed_by
+    return MissingKeys(killed_by, lacked)
 
 
 def floor_values(floor: str, spec: TableSpec) -> dict[str, pa.Scalar]:

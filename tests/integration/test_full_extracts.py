@@ -17,6 +17,8 @@ from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline import append as append_module
 from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.worker import mark_failed
+from lakeupsert.report.nights import observe
+from lakeupsert.table.manifest import Changes
 from lakeupsert.testing.lake import Lake, row
 
 
@@ -88,6 +90,7 @@ def test_extract_of_many_buckets_and_what_upkeep_does_with_it(tmp_path: Path, st
     lake.land("full.jsonl", [row(f"{k}", 0, 1, 9) for k in range(30)])
     lake.run(full="table")
     assert len(lake.rows()) == 40, "the stored rows are newer than the extract"
+    assert lake.table.snapshots()[0].body.changes == Changes(late=30, newer_than_extract=10)
     lake.land("newer.jsonl", [row(f"{k}", 0, 5, 9) for k in range(30)])
     lake.run(full="table")
     expected = [(f"{k}", 1, 9) for k in sorted(map(str, range(30)))]
@@ -107,6 +110,43 @@ def test_extract_of_many_buckets_and_what_upkeep_does_with_it(tmp_path: Path, st
     assert keys(lake) == expected
     lake.table.vacuum(dry=False)
     assert quarantined(lake) == 1
+
+
+@pytest.mark.parametrize("engine", ["arrow", "spark"])
+def test_rows_that_an_extract_lacks_and_that_are_newer_are_counted(tmp_path: Path, engine: Any, request: Any) -> None:
+    """Wherever they are stored: in adopted files, one of which has a key twice, in a base and in a delta. A delete is no row."""
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    lake = Lake(tmp_path, strategy="delta")
+    lake.lay("f.parquet", [row("twice", 0, 9), row("twice", 0, 8), row("adopted", 0, 9), row("older", 0, 4)])
+    lake.table.adopt()
+    lake.land("1.jsonl", [row(k, 0, 5) for k in "abc"])
+    lake.table.run(host="local", engine=engine, full="table", may_shrink=True)
+    assert lake.table.snapshots()[0].body.changes == Changes(inserted=3, deleted=1, newer_than_extract=2)
+    lake.land("2.jsonl", [row("in a delta", 0, 9), row("deleted", 0, 9, op="D"), row("equal", 0, 6)])
+    lake.table.run(host="local", engine=engine)
+    lake.land("3.jsonl", [row(k, 0, 6) for k in "abc"])
+    lake.table.run(host="local", engine=engine, full="table", may_shrink=True)
+    assert lake.table.snapshots()[0].body.changes == Changes(updated=3, deleted=1, newer_than_extract=3)
+    assert [night.changes.newer_than_extract for night in observe(lake.opened, 100, 0).nights] == [2, 0, 3]
+
+
+def test_command_warns_of_rows_that_are_newer_than_the_extract(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.land("2.jsonl", [row("x", 0, 9), row("y", 1, 9), *(row(k, 0, 2, 2) for k in "abcde")])
+    lake.table.append(host="local")
+    lake.land("3.jsonl", [row(k, day, 3, 3) for k in "abcde" for day in (0, 1)])
+    monkeypatch.chdir(lake.configure().parent)
+    done = CliRunner().invoke(main, ["run", "--host", "local", "--full", "table", "--json"])
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    merged = answer["result"]["dedupe"]["partitions"]
+    assert [p["changes"]["newer_than_extract"] for p in merged] == [1, 1]
+    [warning] = answer["warnings"]
+    assert "2 rows" in warning
+    assert warning in json.loads(CliRunner().invoke(main, ["status", "--json"]).stdout)["warnings"]
+    lake.land("4.jsonl", [row("x", 0, 10), row("y", 1, 10)])
+    done = CliRunner().invoke(main, ["run", "--host", "local", "--json"])
+    assert json.loads(done.stdout)["warnings"] == []
 
 
 def test_what_is_not_a_whole_extract_is_refused_and_nothing_changes(lake: Lake) -> None:

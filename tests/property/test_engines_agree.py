@@ -294,3 +294,4 @@ def test_engines_agree_on_versions_that_full_extracts_end(tmp_path: Path, spark:
         ), task
         assert (a.superseded, a.superseded_digest, a.changes) == (b.superseded, b.superseded_digest, b.changes)
     assert sum(f.rows for out in one for f in out.history) > PARTITIONS
+    assert sum(out.changes.newer_than_extract for out in one) > 5

@@ -469,7 +469,9 @@ class Memory:
         if full is not None:
             lacking = {*self.live, *self.deleted} - {record["k"] for record in records}
             for key in lacking:
-                if by_order(spec, self.live.get(key) or self.deleted[key][0], full) <= 0:
+                if by_order(spec, self.live.get(key) or self.deleted[key][0], full) > 0:
+                    changes["newer_than_extract"] += key in self.live
+                else:
                     self.past.append({**full, "k": key, "deleted": True})
                     changes["deleted"] += key in self.live
                     self.live.pop(key, None)
@@ -553,6 +555,7 @@ def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
             )
     assert sum(memory.refused for memory in memories.values()) > 5
     assert sum(memory.dropped for memory in memories.values()) > 5
+    assert any(found.newer_than_extract for found in changes.values())
     for engine in engines:
         store = LocalStore(tmp_path_factory.mktemp("pile"))
         piles = {partition: Pile() for partition in feeds}
