@@ -56,7 +56,7 @@ class MergeWriter:
         self._dropped, self._refused = Digest(spec), Digest(spec)
         self._floor: str | None = None
         self._since: int | None = None
-        if floors := [*task.floors, *(order for _, order in task.full)]:
+        if floors := task.floors_after:
             self._floor = greatest_floor(floors, spec.tombstone_schema.empty_table(), spec)
         self._stack = ExitStack()
         self._inline: list[Rows] | None = []  # None: too many tombstones to be inline

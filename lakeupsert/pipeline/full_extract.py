@@ -28,15 +28,19 @@ MOST_SHRINKING = 0.4
 NO_EXTRACT = "no landing file is new, so there is no full extract and no key is deleted; a file counts once"
 
 
-def newer_than_extract(name: str, changes: Changes) -> tuple[str, ...]:
-    """A warning if a snapshot of table ``name``, with these ``changes``, shows rows that a full extract lacks."""
+def newer_than_extract(table: OpenTable, changes: Changes) -> tuple[str, ...]:
+    """A warning if a snapshot with these ``changes`` shows rows that a full extract lacks."""
     stay = changes.newer_than_extract
     if not stay:
         return ()
+    one = stay == 1
+    remedy = f'set `full_extract = "replace"` in [tables.{table.name}] before the next extract'
+    if table.settings.history or table.settings.ties == "content":
+        remedy = "land deletes of these keys with a greater order"
     return (
-        f"{count(stay, 'row')} of table {name!r} {'is' if stay == 1 else 'are'} still shown, although a full extract lacks "
-        f"{'its key' if stay == 1 else 'their keys'}: {'its' if stay == 1 else 'their'} order is above the greatest of the "
-        "extract. If they are gone at the source, `lakeupsert delete` deletes them.",
+        f"{count(stay, 'row')} of table {table.name!r} {'stays' if one else 'stay'}, although the full extract lacks "
+        f"{'its key' if one else 'their keys'}: {'its' if one else 'their'} order is above the greatest of the extract. If the "
+        f"extract is right, {remedy}.",
     )
 
 
@@ -103,7 +107,8 @@ def full_extract_entry(
     orders = [r.order for r in written if r.order]
     order = greatest_floor(orders, spec.tombstone_schema.empty_table(), spec)
     assert order is not None, "it has rows"
-    return msgspec.structs.replace(entry, touched=touched, full=FullExtract(scope=request.full, order=order))
+    full = FullExtract(scope=request.full, order=order, replaces=table.settings.full_extract == "replace")
+    return msgspec.structs.replace(entry, touched=touched, full=full)
 
 
 def _refuse_quarantined(table: OpenTable, entry: LedgerEntry) -> None:

@@ -82,7 +82,7 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
         failed=table.failed(behind, now),
         lost=snapshots.stand_in.number if snapshots.stand_in else None,
         publishers=catch_up(table),
-        warnings=newer_than_extract(table.name, published.body.changes) if published else (),
+        warnings=newer_than_extract(table, published.body.changes) if published else (),
     )
 
 

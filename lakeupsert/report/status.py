@@ -106,7 +106,7 @@ def status(table: OpenTable) -> Status:
         host=next((entry.host for entry in reversed(headers) if entry.kind == "batch"), None),
         warnings=(
             *without_operations(table, headers),
-            *newer_than_extract(table.name, body.changes),
+            *newer_than_extract(table, body.changes),
             *queue_warning,
         ),
     )
