@@ -215,6 +215,8 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     older records of the key stay dead, whatever their partition."""
     history: bool = False
     """Keep superseded versions of rows. Readers of the history see when each version was valid."""
+    full_extract: Literal["merge", "replace"] = "merge"
+    """What the rows of a full extract do to older batches: they are compared by order, or replace everything that was there."""
     format: Format = "auto"
     """Of the landing files. ``auto``: as each file's name says."""
     read: ReadSettings = ReadSettings()
@@ -840,6 +842,8 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
         alone = {"mode": "rows", "key_scope": "partition"}
         _check_alone(settings, alone, "not supported yet with history", refuse)
     _check_mode(settings, refuse)
+    if settings.full_extract == "replace":
+        _check_replacing(settings, refuse)
     _check_read(settings.reading, refuse)
     _check_dates(settings, refuse)
 
@@ -974,6 +978,18 @@ def _check_mode(settings: TableSettings, refuse: _Refusal) -> None:
             list(settings.groups),
             "not supported with [delete], because a delete has the order of the whole row",
         )
+
+
+def _check_replacing(settings: TableSettings, refuse: _Refusal) -> None:
+    reasons = {
+        'mode = "columns"': (settings.mode != "rows", "takes no full extracts"),
+        'key_scope = "table"': (settings.key_scope != "partition", "takes no full extracts"),
+        'ties = "content"': (settings.ties != "arrival", "promises the same table whenever a record arrives"),
+        "history = true": (settings.history, "has no place for a version above the order of the row that replaces it"),
+    }
+    for setting, (is_set, why) in reasons.items():
+        if is_set:
+            refuse("full_extract", "replace", f"not supported with {setting}, which {why}; expected 'merge'")
 
 
 _MEANT_FOR: dict[str, tuple[Format, ...]] = {

@@ -315,7 +315,7 @@ def totals_facts(totals: "MergeTotals") -> list[Fact]:
 
 def _changed_keys(changes: "Sequence[Changes]") -> str:
     totals = [(name, sum(getattr(c, name) for c in changes)) for name in changes[0].__struct_fields__]
-    return ", ".join(f"{total:,} {name}" for name, total in totals if total)
+    return ", ".join(f"{total:,} {name.replace('_', ' ')}" for name, total in totals if total)
 
 
 def predicted_facts(ran: "RunResult") -> list[Fact]:

@@ -39,7 +39,7 @@ def skipped_files_warning(table: "Table") -> tuple[str, ...]:
 
 
 def publish_warnings(published: "PublishResult") -> tuple[str, ...]:
-    """Warnings about a lost snapshot and about batches that wait for partitions not merged yet.
+    """Warnings about what a snapshot shows, a lost snapshot, and batches that wait for partitions not merged yet.
 
     Partitions that failed are an error (`merge_error`), not a warning.
     """
@@ -51,7 +51,7 @@ def publish_warnings(published: "PublishResult") -> tuple[str, ...]:
             "replaces it with the newest complete batch. Tags set in the missing snapshot are lost.",
         )
     )
-    others = (*lost, *publisher_warnings(published.publishers))
+    others = (*published.warnings, *lost, *publisher_warnings(published.publishers))
     if published.failed or not published.waiting:
         return others
     return (

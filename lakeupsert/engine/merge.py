@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from lakeupsert.engine.cut import CutOutput, CutTask
-from lakeupsert.rows.floor import Forgetting
+from lakeupsert.rows.floor import Extract, Forgetting
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import NO_CHANGES, NO_ROWS, Changes, DataFile, TombstoneFile
 from lakeupsert.table.spec import TableSpec
@@ -39,12 +39,13 @@ class MergeTask:
         cut: the files in ``base`` are not settled and were cut (`engine.cut`): their rows have `landing.adopted.ADOPTED_RANK`.
         settled: the stored files have each key once, in key order. If False they were adopted, and are settled like incoming
             rows; between equal ordering values the later file wins, and within a file the later row.
-        floors: the greatest orders among tombstones that the bucket has forgotten (see `rows.floor`).
+        floors: the greatest orders among tombstones that the bucket has forgotten (see `rows.floor`), unless an extract replaces
+            them.
         forgets: which tombstones to forget now; None: none.
         sources: for each batch its id and the files that its rows came from, to quarantine rows below a floor. If empty, no row
             is refused.
-        full: ages and greatest orders of the batches that are full extracts. A key that an extract lacks loses its earlier rows
-            up to that order. Such a task has nothing in ``kept``.
+        full: the batches that are full extracts, in ledger order. A key that an extract lacks loses its earlier rows. Such a task
+            has nothing in ``kept``.
         history, folded: files of superseded versions that stay, and those that are rewritten together with the new versions.
         numbers: of tables with a history, the ledger numbers of what is stored and of each batch.
     """
@@ -64,7 +65,7 @@ class MergeTask:
     floors: tuple[str, ...] = ()
     forgets: Forgetting | None = None
     sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    full: tuple[tuple[int, str], ...] = ()
+    full: tuple[Extract, ...] = ()
     history: tuple[DataFile, ...] = ()
     folded: tuple[DataFile, ...] = ()
     numbers: tuple[int, ...] = ()
@@ -73,6 +74,12 @@ class MergeTask:
     def refuses(self) -> bool:
         """Whether a row below a floor is refused if the table stores nothing under its key."""
         return bool(self.floors and self.sources)
+
+    @property
+    def floors_after(self) -> list[str]:
+        """The floors after the merge, without those of tombstones that it forgets."""
+        last = max((n for n, extract in enumerate(self.full) if extract.replaces), default=0)
+        return [*self.floors, *(extract.order for extract in self.full[last:])]
 
     @property
     def strategy(self) -> Literal["rewrite", "delta"]:

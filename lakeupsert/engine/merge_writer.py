@@ -6,6 +6,7 @@ from functools import partial
 from types import TracebackType
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,7 +35,8 @@ them. Less: each merge of the partition writes one more file, and the next merge
 class MergeWriter:
     """Writes resolved rows in key order: live rows to base or delta files, deletes to tombstone files, versions to the history.
 
-    Refused rows go to quarantine, and are taken out of ``tally``, which has counted them.
+    Refused rows go to quarantine, and are taken out of ``tally``, which has counted them. Rows that full extracts lack and that
+    stay are added to it.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class MergeWriter:
         self._dropped, self._refused = Digest(spec), Digest(spec)
         self._floor: str | None = None
         self._since: int | None = None
-        if floors := [*task.floors, *(order for _, order in task.full)]:
+        if floors := task.floors_after:
             self._floor = greatest_floor(floors, spec.tombstone_schema.empty_table(), spec)
         self._stack = ExitStack()
         self._inline: list[Rows] | None = []  # None: too many tombstones to be inline
@@ -113,7 +115,10 @@ class MergeWriter:
         dies = as_mask(deleted)
         if dies.any():
             self._bury(found.take(written[dies], self._tombstones.schema.names))
-        self.live.write(found.take(written[~dies], self.live.schema.names, shared=True))
+        live = written[~dies]
+        if found.lacked is not None:
+            self._tally.newer_than_extract(int(np.count_nonzero(found.lacked[live])))
+        self.live.write(found.take(live, self.live.schema.names, shared=True))
 
     def _refuse(self, rows: Rows) -> None:
         self._refused.add(rows)

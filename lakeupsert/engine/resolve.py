@@ -24,6 +24,7 @@ from lakeupsert.rows.floor import (
     DELETED_AT,
     add_deletion_times,
     find_below,
+    find_eras,
     find_forgotten,
     find_missing_keys,
     floor_values,
@@ -49,6 +50,7 @@ class Resolved:
         kept_rows: this many of ``rows``, from the first on, are in files that stay (`MergeTask.kept`).
         payload: set if ``rows`` have only the columns that decide: the rows from place ``kept_rows`` on with all their columns.
         killed_by: for each ranked row, the age of the full extract that deletes it, or 0. None: the engine has not decided it.
+        lacked: which ranked rows have a key that the full extract of a later batch lacks. None: as with ``killed_by``.
         uses: which ranked rows are part of what their key comes to; None: the winners.
         refused: for each key, whether its row is refused.
         past: rows for the history, with `BATCH`. Made when read, once, so that only a part is in memory.
@@ -61,6 +63,7 @@ class Resolved:
     kept_rows: int = 0
     payload: Rows | None = None
     killed_by: Indices | None = None
+    lacked: Mask | None = None
     uses: Mask | None = None
     refused: Mask | None = None
     past: Iterable[Rows] = ()
@@ -157,7 +160,8 @@ class Rule:
 
 
 class FullExtracts(Rule):
-    """A key that a full extract lacks loses its rows up to the extract's greatest order."""
+    """A key that a full extract lacks loses its rows up to the extract's greatest order, or all of them if the extract replaces
+    what was before it. The rows of such an extract win against older ones."""
 
     needs_versions = judges_all = True
 
@@ -170,11 +174,16 @@ class FullExtracts(Rule):
             return found
         spec, task = self._spec, self._task
         ages = found.rows[AGE].to_numpy()
-        killed_by = find_missing_keys(found.rows, found.order, found.wins, ages, task.full, spec, task.forgets)
-        lives = killed_by[found.order] == 0
-        order, keys = found.order[lives], found.keys[lives]
+        order = found.order
+        if (eras := find_eras(ages, task.full)).any():
+            order = order[np.lexsort((np.arange(len(order)), -eras[order], found.keys))]
+        missing = find_missing_keys(found.rows, order, found.wins, ages, task.full, spec, task.forgets)
+        lives = missing.killed_by[order] == 0
+        order, keys = order[lives], found.keys[lives]
         wins = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
-        return replace(found, order=order, wins=wins, winners=order[wins], killed_by=killed_by)
+        return replace(
+            found, order=order, wins=wins, winners=order[wins], killed_by=missing.killed_by, lacked=missing.lacked
+        )
 
 
 class Columns(Rule):
@@ -210,7 +219,7 @@ class Floors(Rule):
 
     def apply(self, found: Resolved) -> Resolved:
         # A full extract's own rows are never refused: they exist at the source, however old they are.
-        extracts = [age for age, _ in self._task.full]
+        extracts = [extract.age for extract in self._task.full]
         late = ~self._known(found) & ~np.isin(found.rows[AGE].to_numpy()[found.winners], extracts)
         if not late.any():
             return found
@@ -265,7 +274,8 @@ class History(Rule):
         if found.killed_by is None or not len(found.dead):
             return
         ages = found.rows[AGE].to_numpy()
-        for age, floor in self._task.full:
+        for extract in self._task.full:
+            age, floor = extract.age, extract.order
             present = (ages < age) & ((found.killed_by == 0) | (found.killed_by >= age))
             earlier = rank(found.rows.filter(pa.array(present)), self._spec)
             rows, order = earlier.rows, earlier.order

@@ -48,7 +48,7 @@ from lakeupsert.rows.changes import Tally
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import POSITION, stream_file
 from lakeupsert.rows.digest import digest_text, hashed_columns, row_hashes
-from lakeupsert.rows.floor import DELETED_AT, add_deletion_times, find_forgotten, find_up_to
+from lakeupsert.rows.floor import DELETED_AT, add_deletion_times, find_forgotten
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, Ordering, TableSpec
@@ -171,6 +171,7 @@ def _run_window(
             "begins",
             "known",
             "killed_by",
+            "lacked",
             "version",
             *_ARRIVAL,
         )
@@ -199,6 +200,7 @@ def _rank(frame: DataFrame, spec: TableSpec, tasks: Sequence[MergeTask]) -> Data
 
     nth: 1 for the winner, then 2, 3, …; 0 for rows that a full extract deletes
     killed_by: the age of that extract, or 0
+    lacked: the full extract of a later batch lacks the key
     begins: the row is the first of its key when sorted by ``nth``
     known: the table stores something under the key
     version: equal for the rows of a key that are equal in the ordering columns and in content
@@ -209,9 +211,12 @@ def _rank(frame: DataFrame, spec: TableSpec, tasks: Sequence[MergeTask]) -> Data
     ties = [*(["deleted", *content] if spec.ties == "content" else []), *_ARRIVAL]
     newest_first = [*greatest_first, *(F.col(name).desc_nulls_last() for name in ties)]
     has_full = any(task.full for task in tasks)
-    killed_by, rank, void_by = F.lit(None), F.lit(0), F.lit(None)
+    if has_full:
+        newest_first = [F.col("era").desc(), *newest_first]
+    killed_by, lacked, rank, void_by = F.lit(None), F.lit(False), F.lit(0), F.lit(None)
     if has_full:
         ages = F.collect_set("age").over(by_key)
+        lacked = F.exists("extracts", lambda age: ~F.array_contains(ages, age))
         killed_by = lacked_by = F.array_min(F.filter("lacking", lambda age: ~F.array_contains(ages, age)))
         if any(task.forgets for task in tasks if task.full):
             rank = F.row_number().over(by_key.orderBy(*newest_first))
@@ -230,6 +235,7 @@ def _rank(frame: DataFrame, spec: TableSpec, tasks: Sequence[MergeTask]) -> Data
     return (
         frame.withColumns({"rank": rank, "void_by": void_by})
         .withColumn("killed_by", F.coalesce(killed_by, F.lit(0)).cast("int"))
+        .withColumn("lacked", lacked)
         .withColumn("nth", F.when(dead_last, 0).otherwise(nth))
         .withColumn("begins", begins)
         .withColumn("known", known)
@@ -272,7 +278,7 @@ def _deciding_ddl(spec: TableSpec, *, has_full: bool) -> str:
     types = [_comparable(spec, name)[0] for name in (*spec.stored_key, *spec.order_by, *spec.content)]
     ddl = "unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, hash bigint, error binary, "
     ddl += ", ".join(f"{name} {type_}" for name, type_ in zip(names, types, strict=True))
-    return ddl + ", lacking array<int>, void array<int>" if has_full else ddl
+    return ddl + ", era int, extracts array<int>, lacking array<int>, void array<int>" if has_full else ddl
 
 
 def _deciding_rows_or_error(
@@ -333,6 +339,10 @@ def _deciding_columns(
     for letter, names in (("k", spec.stored_key), ("o", spec.order_by), ("c", spec.content)):
         columns |= {f"{letter}{i}": _comparable(spec, name)[1](rows[name]) for i, name in enumerate(names)}
     if has_full:
+        later = [extract.age for extract in task.full if age < extract.age]
+        # A row that came before an extract that replaces it loses to those that came with it or since.
+        columns["era"] = np.full(n, sum(extract.replaces and extract.age <= age for extract in task.full), np.int32)
+        columns["extracts"] = _age_lists(later, [np.ones(n, bool)] * len(later), n)
         columns["lacking"] = _lacking_ages(rows, age, spec, task)
         columns["void"] = _void_ages(rows, deletes, age, task)
     return columns
@@ -340,9 +350,9 @@ def _deciding_columns(
 
 def _lacking_ages(rows: Rows, age: int, spec: TableSpec, task: MergeTask) -> pa.ListArray:
     """For each row, the ages of the full extracts that delete it if they lack its key."""
-    later = [(extract, order) for extract, order in task.full if age < extract]
+    later = [extract for extract in task.full if age < extract.age]
     return _age_lists(
-        [extract for extract, _ in later], [find_up_to(rows, order, spec) for _, order in later], rows.num_rows
+        [extract.age for extract in later], [extract.find_reached(rows, spec) for extract in later], rows.num_rows
     )
 
 
@@ -353,7 +363,7 @@ def _void_ages(rows: Rows, deleted: ArrowColumn | Mask, age: int, task: MergeTas
         return _age_lists([], [], rows.num_rows)
     deletes = pa.table({DELETE_FLAG: deleted, DELETED_AT.name: rows[DELETED_AT.name]})
     deletes = add_deletion_times(deletes, np.full(rows.num_rows, age), forgets)
-    later = [extract for extract, _ in task.full if age < extract]
+    later = [extract.age for extract in task.full if age < extract.age]
     return _age_lists(later, [find_forgotten(deletes, forgets, extract) for extract in later], rows.num_rows)
 
 
@@ -503,6 +513,7 @@ class _Gatherer:
             winners=order[wins],
             kept_rows=int(np.count_nonzero(source < len(task.kept))),
             killed_by=batch["killed_by"].to_numpy()[by_source],
+            lacked=as_mask(batch["lacked"])[by_source] if task.full else None,
         )
 
 

@@ -26,6 +26,7 @@ from lakeupsert.operations.explain_rows import (
     RowSearch,
     Source,
     forgotten_before_extract,
+    replaced,
 )
 from lakeupsert.operations.explain_why import Outcome, describe_unseen, why
 from lakeupsert.operations.matches import Match, MatchSearch
@@ -58,7 +59,8 @@ class Version:
         outcome: *shown* to readers; it *deletes* the row that they would see; it *won, not published*; *pending*: its batch is
             not merged; *superseded*; *withdrawn*: of greater rank than what is stored, but does not count; *refused*: below the
             floor, so in quarantine; *forgotten*: a delete whose tombstone was dropped; *lacking*: a full extract lacked the key;
-            *in part*: in mode columns, readers see some columns of it.
+            *replaced*: a full extract had the key and replaced what was before it; *in part*: in mode columns, readers see some
+            columns of it.
         columns: in mode columns, the columns of it that readers see.
         moved_to: for a delete that `append` wrote, the partition that the key moved to.
     """
@@ -220,7 +222,8 @@ class _Ranking:
     Attributes:
         shown, won: the rows that readers see, and that the newest version stores, each with its stored copy.
         merged, counts: the last batch that is merged, and the batches that count there.
-        lacking, refused, void: rows that do not count because of a full extract, a floor, or forgetting.
+        lacking, replaced, refused, void: rows that do not count because of a full extract that lacks the key, or that has it and
+            replaces them, a floor, or forgetting.
         forgets: the partition has forgotten tombstones.
     """
 
@@ -230,12 +233,13 @@ class _Ranking:
     merged: int
     counts: AbstractSet[int]
     lacking: AbstractSet[KeyRow]
+    replaced: AbstractSet[KeyRow]
     refused: AbstractSet[KeyRow]
     void: AbstractSet[KeyRow]
     forgets: bool
 
     def outcomes(self) -> dict[KeyRow, Outcome]:
-        uncounted = self.lacking | self.refused | self.void
+        uncounted = self.lacking | self.replaced | self.refused | self.void
         deletes = (row for row in self.rows if row.deletes and row.age in self.counts and row not in uncounted)
         forgotten = next(deletes, None) if self.forgets and not self.won else None
         standing = [*self.won, *([forgotten] if forgotten else [])]
@@ -256,6 +260,8 @@ class _Ranking:
             return "lacking"
         if row in self.refused:
             return "refused"
+        if row in self.replaced:
+            return "replaced"
         if row is forgotten:
             return "forgotten"
         if not is_above:
@@ -389,8 +395,9 @@ class _Search:
         counted = [link for link in entries if link.number in counts and partition in link.body.touched]
         refused = self.rows.refused(rows, [link.body for link in (head, readers) if link])
         lacking = self.rows.lacking([row for row in rows if row.age in counts], counted) - refused
+        before = replaced([row for row in rows if row.age in counts], counted) - refused - lacking
         void = forgotten_before_extract(rows, counted)
-        uncounted = refused | lacking | void | {row for row in rows if row.age not in counts}
+        uncounted = refused | lacking | before | void | {row for row in rows if row.age not in counts}
         # Readers' version first: if the newest one holds the same row in another file, that is not another version.
         rows, shown = self.rows.with_stored(rows, partition, readers, uncounted)
         won = shown
@@ -403,6 +410,7 @@ class _Search:
             merged=merged,
             counts=counts,
             lacking=lacking,
+            replaced=before,
             refused=refused,
             void=void - won.keys() - shown.keys(),
             forgets=head is not None and any(bucket.floor for bucket in head.body.buckets),

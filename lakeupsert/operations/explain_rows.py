@@ -22,7 +22,7 @@ from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.columns import fill_in_brought_columns
 from lakeupsert.rows.convert import to_json_values
 from lakeupsert.rows.datafiles import POSITION, align, as_of_now, open_object, stream_file
-from lakeupsert.rows.floor import PARTITION, Forgetting, find_up_to, is_among, read_refused_keys
+from lakeupsert.rows.floor import PARTITION, Extract, Forgetting, is_among, read_refused_keys
 from lakeupsert.rows.rank import sort_by_rank
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.table.chain import Link
@@ -192,12 +192,14 @@ class RowSearch:
 
     def lacking(self, rows: Sequence[KeyRow], counted: Sequence[Link[LedgerEntry]]) -> set[KeyRow]:
         """The rows that a later full extract deleted, because it lacks the key."""
-        full = [(link.number, link.body.full.order) for link in counted if link.body.full]
-        full = [(number, order) for number, order in full if not any(row.age == number for row in rows)]
+        full = [
+            Extract(link.number, link.body.full.order, link.body.full.replaces) for link in counted if link.body.full
+        ]
+        full = [extract for extract in full if not any(row.age == extract.age for row in rows)]
         return {
             row
             for row in rows
-            if any(row.age < number and find_up_to(row.values, order, self.spec).all() for number, order in full)
+            if any(row.age < extract.age and extract.find_reached(row.values, self.spec).all() for extract in full)
         }
 
     def refused(self, rows: Sequence[KeyRow], manifests: Sequence[Manifest]) -> set[KeyRow]:
@@ -218,6 +220,13 @@ class RowSearch:
         table = pa.concat_tables([row.values for row in rows])
         order, _ = sort_by_rank(table, self.spec, (AGE.name, FILE, PLACE))
         return [rows[i] for i in order.to_pylist()]
+
+
+def replaced(rows: Sequence[KeyRow], counted: Sequence[Link[LedgerEntry]]) -> set[KeyRow]:
+    """The rows that came before a full extract that has the key and replaced everything before it."""
+    ages = {row.age for row in rows}
+    last = max((x.number for x in counted if x.body.full and x.body.full.replaces and x.number in ages), default=0)
+    return {row for row in rows if row.age < last}
 
 
 def forgotten_before_extract(rows: Sequence[KeyRow], counted: Sequence[Link[LedgerEntry]]) -> set[KeyRow]:

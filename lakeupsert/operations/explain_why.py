@@ -27,6 +27,7 @@ Outcome = Literal[
     "refused",
     "forgotten",
     "lacking",
+    "replaced",
     "in part",
 ]
 
@@ -48,7 +49,9 @@ def why(
     rows = list(outcomes)
     uncounted = [row for row in rows if outcomes[row] == "withdrawn"]
     aside = f" Of greater rank, but withdrawn: {', '.join(map(str, uncounted))}." if uncounted else ""
-    beaten = {"withdrawn", "superseded", "refused", "lacking", "in part"}
+    if "replaced" in outcomes.values():
+        aside += " A full extract with the key replaced what was before it."
+    beaten = {"withdrawn", "superseded", "refused", "lacking", "replaced", "in part"}
     if not {"shown", "won, not published"}.isdisjoint(outcomes.values()):
         beaten.add("forgotten")  # that it is forgotten is why the other row is there
     winner = next((row for row in rows if outcomes[row] not in beaten and row not in void), None)
@@ -62,7 +65,7 @@ def why(
     seen = [row for row in rows if outcomes[row] == "shown"]
     still = f"and readers still see {seen[0] if seen else 'no row'}."
     behind = rows[rows.index(winner) + 1 :]
-    behind = [row for row in behind if outcomes[row] not in ("withdrawn", "refused") and row not in void]
+    behind = [row for row in behind if outcomes[row] not in ("withdrawn", "refused", "replaced") and row not in void]
     only = f"it is the only version{' that counts' if len(rows) > 1 else ' that is stored' if unseen else ''}{unseen}"
     reason = _reason(spec, winner, behind[0]) if behind else only
     name = str(winner)[0].upper() + str(winner)[1:]

@@ -211,7 +211,11 @@ class LandedRows:
             self._insert(_Source(entry, "", "block", [*stored, *given, DELETED], PLACE, brings=brings))
 
     def _delete_lacking(self, full: FullExtract, partitions: Sequence[str]) -> None:
-        """Delete the rows of keys that a full extract lacks, and of those that it has the forgotten deletes."""
+        """Delete the rows of keys that a full extract lacks, and of those that it has the forgotten deletes; or all earlier rows,
+        which it replaces."""
+        if full.replaces:
+            self._db.execute(f"DELETE FROM landed WHERE {BATCH} < {self._number} AND {self._is_wanted()}")
+            return
         self._db.register("extract", from_bytes(base64.b64decode(full.order)))
         beats, equal = [], "true"
         for o in self._spec.ordering:

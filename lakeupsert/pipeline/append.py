@@ -38,6 +38,7 @@ from lakeupsert.pipeline.next_spec import fruitless_files, plan_spec, under_old_
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import LOST, Lost, until_won
 from lakeupsert.table.ledger import ChosenHost, LandingFile, LedgerEntry, QuarantineFile, Scope
+from lakeupsert.table.spec import REPLACING_EXTRACTS
 
 log = logging.getLogger(__name__)
 
@@ -226,6 +227,8 @@ def _plan(
         )
     planned = tuple(s for s in surveys if notes.planned.get(s.path, True))
     spec, warnings = plan_spec(table, ground.spec, planned)
+    if request.full and table.settings.full_extract == "replace":
+        spec = spec.requiring(REPLACING_EXTRACTS)  # who does not know these would compare what they replace
     groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
     surveyed = {s.path for s in surveys}
     job = replace(

@@ -34,7 +34,7 @@ class Declaration:
     def new_spec(self, schema: pa.Schema, later: Sequence[pa.Field] = ()) -> TableSpec:
         """The first spec of the table, for files with the columns of ``schema``; ``later`` as in `create`."""
         settings = self.settings
-        return create(
+        spec = create(
             schema,
             later=later,
             table_id=clock.new_id(),
@@ -51,6 +51,18 @@ class Declaration:
             delete=DeleteRule(**msgspec.structs.asdict(settings.delete)) if settings.delete else None,
             stamped=self._is_stamped(schema.names, {field.name for field in later}),
         )
+        self._refuse_without_effect(spec)
+        return spec
+
+    def _refuse_without_effect(self, spec: TableSpec) -> None:
+        if spec.stamped and self.settings.full_extract == "replace":
+            raise ConfigurationError(
+                "bad-setting",
+                f'[tables.{self.name}]: full_extract is "replace", but arrival decides in this table, since no file has the '
+                f"column {spec.order_by[0]!r}: a full extract wins against all earlier rows anyway. The setting would have no "
+                "effect. Nothing was committed.",
+                next=f"remove `full_extract` from [tables.{self.name}]",
+            )
 
     def _is_stamped(self, columns: Collection[str], typed: Collection[str]) -> bool:
         """Whether rows of a new table get their receipt stamp in the ordering column, so that arrival decides for good.
@@ -137,7 +149,8 @@ class Declaration:
         return called, {called[name.lower()]: named_type(text, f"{where} {name}") for name, text in given}
 
     def refuse_other(self, spec: TableSpec) -> None:
-        """Raises ConfigurationError if ``spec`` is of a table that is configured otherwise: unrelated rows would be merged."""
+        """Raises ConfigurationError if ``spec`` is of a table that is configured otherwise: unrelated rows would be merged. Also
+        raises it if a setting has no effect in this table."""
         given = self.settings
         configured: dict[str, object] = {
             "key": given.key,
@@ -182,6 +195,7 @@ class Declaration:
                     f"{source} says {_text(value)}. These settings are fixed when a table is created.",
                     next=f"{correction}, or give [tables.{self.name}] a processed path of its own",
                 )
+        self._refuse_without_effect(spec)
 
 
 def _groups(settings: TableSettings) -> tuple[ColumnGroup, ...]:

@@ -1,4 +1,4 @@
-"""Full extracts: batches whose missing keys are deleted. What refuses one, and its ledger entry.
+"""Full extracts: batches whose missing keys are deleted. What refuses one, its ledger entry, and which rows stay in spite of it.
 
 The merge deletes the keys: `floor.find_missing_keys`.
 
@@ -18,6 +18,7 @@ from lakeupsert.pipeline.discover import Ground, Request
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.floor import greatest_floor
 from lakeupsert.table.ledger import NOTHING, FullExtract, LedgerEntry, Touched
+from lakeupsert.table.manifest import Changes
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
@@ -25,6 +26,22 @@ MOST_SHRINKING = 0.4
 """By what share a full extract may have fewer rows than are stored, unless it may shrink the table."""
 
 NO_EXTRACT = "no landing file is new, so there is no full extract and no key is deleted; a file counts once"
+
+
+def newer_than_extract(table: OpenTable, changes: Changes) -> tuple[str, ...]:
+    """A warning if a snapshot with these ``changes`` shows rows that a full extract lacks."""
+    stay = changes.newer_than_extract
+    if not stay:
+        return ()
+    one = stay == 1
+    remedy = f'set `full_extract = "replace"` in [tables.{table.name}] before the next extract'
+    if table.settings.history or table.settings.ties == "content":
+        remedy = "land deletes of these keys with a greater order"
+    return (
+        f"{count(stay, 'row')} of table {table.name!r} {'stays' if one else 'stay'}, although the full extract lacks "
+        f"{'its key' if one else 'their keys'}: {'its' if one else 'their'} order is above the greatest of the extract. If the "
+        f"extract is right, {remedy}.",
+    )
 
 
 def refuse_full_extract(table: OpenTable) -> None:
@@ -90,7 +107,8 @@ def full_extract_entry(
     orders = [r.order for r in written if r.order]
     order = greatest_floor(orders, spec.tombstone_schema.empty_table(), spec)
     assert order is not None, "it has rows"
-    return msgspec.structs.replace(entry, touched=touched, full=FullExtract(scope=request.full, order=order))
+    full = FullExtract(scope=request.full, order=order, replaces=table.settings.full_extract == "replace")
+    return msgspec.structs.replace(entry, touched=touched, full=full)
 
 
 def _refuse_quarantined(table: OpenTable, entry: LedgerEntry) -> None:

@@ -84,7 +84,7 @@ def fruitless_files(
         )
     except ConfigurationError:
         return []
-    same = without is spec or msgspec.structs.replace(without, table_id=spec.table_id) == spec
+    same = without is spec or msgspec.structs.replace(without, table_id=spec.table_id, requires=spec.requires) == spec
     return [] if same else fruitless
 
 

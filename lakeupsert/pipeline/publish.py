@@ -16,6 +16,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.events import Publish
+from lakeupsert.pipeline.full_extract import newer_than_extract
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import PublisherStanding, catch_up, catch_up_one, publisher
 from lakeupsert.table.chain import Link
@@ -35,6 +36,7 @@ class PublishResult:
         failed: those of ``waiting`` that are marked failed, or whose shown version is lost, with the reason.
         lost: the number of a lost snapshot that this one takes the place of.
         publishers: how far each publisher is now.
+        warnings: of what it shows since this call, for people.
     """
 
     snapshot: int | None
@@ -46,6 +48,7 @@ class PublishResult:
     failed: dict[str, str] = field(default_factory=dict)
     lost: int | None = None
     publishers: dict[str, PublisherStanding] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 class _SnapshotMissingError(Exception):
@@ -79,6 +82,7 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
         failed=table.failed(behind, now),
         lost=snapshots.stand_in.number if snapshots.stand_in else None,
         publishers=catch_up(table),
+        warnings=newer_than_extract(table, published.body.changes) if published else (),
     )
 
 

@@ -23,7 +23,7 @@ from lakeupsert.pipeline.strategy import (
     in_place,
     unfolded_count,
 )
-from lakeupsert.rows.floor import Forgetting
+from lakeupsert.rows.floor import Extract, Forgetting
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, active_batches
 from lakeupsert.table.manifest import NO_DIGESTS, Bucketed, BucketEntry, DataFile, Manifest, share
@@ -224,7 +224,11 @@ def _tasks(
     if table.spec(step.spec_version).mode == "columns":
         incoming = as_whole_rows(bucket, incoming)
     counted = [link for link in step.pending if link.number in step.active]
-    full = tuple((age, link.body.full.order) for age, link in enumerate(counted, 1) if link.body.full)
+    full = tuple(
+        Extract(age, link.body.full.order, link.body.full.replaces)
+        for age, link in enumerate(counted, 1)
+        if link.body.full
+    )
     forgets = _forgetting(bucket, counted)
     expires = forgets is not None and any((t.since or 0) < forgets.dropped_before for t in bucket.tombstones)
     if not shares and not (step.work or full):
@@ -233,6 +237,8 @@ def _tasks(
         strategy = "delta"  # no row arrives, so its files stay
     # Each bucket obeys the greatest floor of all buckets, so it does not matter how a partition is split.
     floors = {b.floor for b in (step.head.body if step.head and step.work else step.base).buckets if b.floor}
+    if not step.work and any(extract.replaces for extract in full):
+        floors = set()
     # A rebuild from landing refuses nothing: the rows that were refused are left out already.
     sources = tuple((link.body.batch_id, link.body.sources) for link in counted) if floors and not step.work else ()
     kept, folded = in_place("rewrite" if full else strategy, bucket, incoming, rule)

@@ -388,7 +388,7 @@ def _numbers(data: ReportData) -> Figure:
 
 def _numbers_row(n: Night) -> Sequence[str]:
     if n.kind == "schema":
-        return f"{n.number:,}", _state(n), f"{n.received:%Y-%m-%d %H:%M}", *[""] * 13
+        return f"{n.number:,}", _state(n), f"{n.received:%Y-%m-%d %H:%M}", *[""] * (8 + len(Changes.__struct_fields__))
     return (
         f"{n.number:,}",
         _state(n),

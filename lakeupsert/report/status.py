@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from lakeupsert.errors import LakeupsertError, TryAgainError
+from lakeupsert.pipeline.full_extract import newer_than_extract
 from lakeupsert.pipeline.next_spec import without_operations
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import PublisherStanding, standings
@@ -103,5 +104,9 @@ def status(table: OpenTable) -> Status:
         quarantined=sum(f.rows for f in find_quarantined(headers)),
         publishers=standings(table),
         host=next((entry.host for entry in reversed(headers) if entry.kind == "batch"), None),
-        warnings=(*without_operations(table, headers), *queue_warning),
+        warnings=(
+            *without_operations(table, headers),
+            *newer_than_extract(table, body.changes),
+            *queue_warning,
+        ),
     )

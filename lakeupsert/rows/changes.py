@@ -86,6 +86,10 @@ class Tally:
         """Count rows that are deleted because a full extract lacks them."""
         self._met += Changes(deleted=int(np.sum((ages == 0) & ~deleted)))
 
+    def newer_than_extract(self, keys: int) -> None:
+        """Count keys that a full extract lacks and whose row stays, because it is newer."""
+        self._met += Changes(newer_than_extract=keys)
+
     def refused(self, deleted: Mask) -> None:
         """Take back new rows that the merge refuses."""
         self._new(deleted, -1)

@@ -6,7 +6,8 @@ refuses it. The merge also refuses a delete below the floor, because its tombsto
 keys are compared with the stored row as usual. The greatest floor of a partition's buckets holds in all of them.
 
 A full extract deletes missing keys in the same way: their rows up to the extract's greatest order die, and that order becomes
-the floor. No tombstones are written for these keys.
+the floor. No tombstones are written for these keys. An extract that replaces what was before it deletes them whatever their
+order, and its own rows win against older ones. Its greatest order is then the only floor.
 """
 
 import base64
@@ -144,40 +145,76 @@ def find_up_to(rows: Rows, floor: str, spec: TableSpec) -> Mask:
     return loses | equal
 
 
+@dataclass(frozen=True)
+class Extract:
+    """A full extract among the batches of a merge.
+
+    Attributes:
+        age: the number of its batch: 1, 2, …
+        order: the greatest order of its rows, as a floor.
+        replaces: nothing of earlier batches counts, whatever its order.
+    """
+
+    age: int
+    order: str
+    replaces: bool = False
+
+    def find_reached(self, rows: Rows, spec: TableSpec) -> Mask:
+        """Which rows of earlier batches it deletes if it lacks their keys."""
+        return np.ones(rows.num_rows, bool) if self.replaces else find_up_to(rows, self.order, spec)
+
+
+@dataclass(frozen=True)
+class MissingKeys:
+    """What full extracts do to n rows.
+
+    Attributes:
+        killed_by: for each row, the age of the first extract that deletes it, or 0.
+        lacked: which rows have a key that a later extract lacks.
+    """
+
+    killed_by: Indices
+    lacked: Mask
+
+
 def find_missing_keys(
     rows: Rows,
     order: Indices,
     wins: Mask,
     ages: Indices,
-    full: Sequence[tuple[int, str]],
+    full: Sequence[Extract],
     spec: TableSpec,
     forgets: Forgetting | None,
-) -> Indices:
+) -> MissingKeys:
     """Find the rows that full extracts delete because they lack the key.
 
-    For each of n rows, the age of the first extract that deletes it, or 0. If an extract has a key, it also removes the key's
-    deletes that were forgotten by then, and all rows below these.
+    If an extract has a key, it also removes the key's deletes that were forgotten by then, and all rows below these.
 
     Args:
         rows: all rows of some keys.
-        order, wins: what `rank.sort_by_rank` returns for them.
+        order, wins: what `rank.sort_by_rank` returns for them, with rows of a later era first (`find_eras`).
         ages: 0 for a stored row, then 1, 2, … for the batches.
-        full: the age and the greatest order of each full extract.
     """
     key, rank = np.empty((2, rows.num_rows), np.int64)
     key[order], rank[order] = np.cumsum(wins) - 1, np.arange(rows.num_rows)
-    killed_by = np.zeros(rows.num_rows, np.int64)
-    for extract, floor in full:
+    killed_by, lacked = np.zeros(rows.num_rows, np.int64), np.zeros(rows.num_rows, bool)
+    for extract in full:
         has = np.zeros(rows.num_rows, bool)
-        has[key[ages == extract]] = True
-        dies = ~has[key] & find_up_to(rows, floor, spec)
+        has[key[ages == extract.age]] = True
+        lacked |= ~has[key] & (ages < extract.age)
+        dies = ~has[key] & extract.find_reached(rows, spec)
         if forgets is not None:
-            void = (killed_by == 0) & has[key] & find_forgotten(rows, forgets, extract)
+            void = (killed_by == 0) & has[key] & find_forgotten(rows, forgets, extract.age)
             greatest_void = np.full(rows.num_rows, rows.num_rows)
             np.minimum.at(greatest_void, key[void], rank[void])
             dies |= rank >= greatest_void[key]
-        killed_by[(killed_by == 0) & (ages < extract) & dies] = extract
-    return killed_by
+        killed_by[(killed_by == 0) & (ages < extract.age) & dies] = extract.age
+    return MissingKeys(killed_by, lacked)
+
+
+def find_eras(ages: Indices, full: Sequence[Extract]) -> Indices:
+    """For each row, how many extracts that replace what was before them came up to its batch. A row of a later era wins."""
+    return np.searchsorted([extract.age for extract in full if extract.replaces], ages, side="right")
 
 
 def floor_values(floor: str, spec: TableSpec) -> dict[str, pa.Scalar]:

@@ -137,10 +137,12 @@ class FullExtract(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         scope: ``table``: it touches every partition of the table; ``partitions``: only those that its rows are in.
         order: the greatest order of its rows (see `rows.floor`). Rows of missing keys are deleted up to that order.
+        replaces: there, nothing of earlier batches counts any more, whatever its order (`full_extract` at its append).
     """
 
     scope: Scope
     order: str
+    replaces: bool = False
 
 
 LONGEST_STATEMENT = 200

@@ -216,13 +216,17 @@ class Digests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a batch did to its keys (docs/SEMANTICS.md, "What a batch changed"). Each key is counted once."""
+    """What a batch did to its keys (docs/SEMANTICS.md, "What a batch changed"). Each key is counted once.
+
+    ``newer_than_extract``: keys that a full extract lacks and whose row stays, because its order is above the extract's greatest.
+    """
 
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
     unchanged: int = 0
     late: int = 0
+    newer_than_extract: int = 0
 
     def __add__(self, other: "Changes") -> "Changes":
         return Changes(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})

@@ -39,6 +39,8 @@ HIDDEN_IDS = 2_000_000_000
 """Field ids from here on are those of columns that readers don't see. Those of the table's columns count from 1."""
 STATEMENTS = "statements"
 """The feature of tables that an `update` or `delete` has changed."""
+REPLACING_EXTRACTS = "replacing_extracts"
+"""The feature of tables in which a full extract has replaced everything before it."""
 FEATURES = frozenset(
     {
         "columns",
@@ -48,6 +50,7 @@ FEATURES = frozenset(
         "file_names",
         "retypes",
         STATEMENTS,
+        REPLACING_EXTRACTS,
         "no_partition_columns",
         "hash_partitions",
     }
@@ -389,11 +392,11 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Whether a delete, and in mode columns any record, may name no partition: the key index knows where its key is."""
         return self.key_scope == "table" and (self.delete is not None or self.mode == "columns")
 
-    def with_statements(self) -> "TableSpec":
-        """The spec of a table whose batches may be of statements: this one, if it is."""
-        if STATEMENTS in self.requires:
+    def requiring(self, feature: str) -> "TableSpec":
+        """The spec of a table that needs a format feature: this one, if it does."""
+        if feature in self.requires:
             return self
-        return msgspec.structs.replace(self, requires=tuple(sorted({*self.requires, STATEMENTS})))
+        return msgspec.structs.replace(self, requires=tuple(sorted({*self.requires, feature})))
 
     @property
     def settles_early(self) -> bool:

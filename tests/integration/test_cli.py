@@ -198,7 +198,14 @@ def test_run_appends_merges_and_publishes(lake: Path) -> None:
         *("partition", "version", "merged", "rows_in", "rows_out", "rows_superseded", "rows_deleted", "rows_refused"),
         *("changes", "bytes_read", "bytes_written", "engine", "strategy", "seconds", "status"),
     }
-    assert merged[0]["changes"] == {"inserted": 3, "updated": 0, "deleted": 0, "unchanged": 0, "late": 0}
+    assert merged[0]["changes"] == {
+        "inserted": 3,
+        "updated": 0,
+        "deleted": 0,
+        "unchanged": 0,
+        "late": 0,
+        "newer_than_extract": 0,
+    }
     assert result["publish"] == {
         "snapshot": 0,
         "batch": 1,

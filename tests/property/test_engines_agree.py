@@ -26,7 +26,7 @@ from lakeupsert.operations.statement_rows import Changes, RowChoice
 from lakeupsert.read.assignments import Assignments
 from lakeupsert.read.view import View
 from lakeupsert.rows.datafiles import read_file
-from lakeupsert.rows.floor import PARTITION, greatest_floor
+from lakeupsert.rows.floor import PARTITION, Extract, Forgetting, greatest_floor
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import WHOLE_TABLE, TableObjects
@@ -305,7 +305,7 @@ def test_engines_agree_on_versions_that_full_extracts_end(tmp_path: Path, spark:
             tuple(batch.get(part, ()) for batch in batches),
             4,
             0,
-            full=((2, low), (4, high)),
+            full=(Extract(2, low), Extract(4, high)),
             numbers=(0, 1, 2, 3, 4),
         )
         for part in (f"part={p}" for p in range(PARTITIONS))
@@ -317,3 +317,65 @@ def test_engines_agree_on_versions_that_full_extracts_end(tmp_path: Path, spark:
         ), task
         assert (a.superseded, a.superseded_digest, a.changes) == (b.superseded, b.superseded_digest, b.changes)
     assert sum(f.rows for out in one for f in out.history) > PARTITIONS
+    assert sum(out.changes.newer_than_extract for out in one) > 5
+
+
+def test_extracts_in_one_merge_make_what_they_make_one_by_one(tmp_path: Path, spark: Any) -> None:
+    """Six batches, of which two to four are full extracts of either kind. Where deletes are forgotten, only engines are compared:
+    one by one, a delete that is forgotten meets no later row."""
+    from lakeupsert.engine.spark_window import SparkEngine
+
+    rng = random.Random(2)
+    spec = spec_of({"k": pa.string()}, {"o": pa.int8()}, [pa.int64()])
+    store = LocalStore(tmp_path)
+    batches = [appended(store, spec, rng) for _ in range(6)]
+    orders = {o: str(greatest_floor([], pa.table({"o": pa.array([o], pa.int8())}), spec)) for o in (-128, 0, 127)}
+    tasks, stepwise = [], []
+    for part in (f"part={p}" for p in range(PARTITIONS)):
+        full = {
+            age: Extract(age, orders[rng.choice([-128, 0, 127])], rng.random() < 0.5)
+            for age in sorted(rng.sample(range(2, 7), rng.choice([2, 3, 4])))
+        }
+        kept = rng.choice([None, 0, 15])
+        received = [(10 * age, kept) for age in range(1, 7)]
+        out = MergeOutput((), (), 0)
+        for age, batch in enumerate(batches, 1):
+            task = MergeTask(
+                part,
+                out.written,
+                out.tombstones,
+                (batch.get(part, ()),),
+                age,
+                age,
+                full=(replace(full[age], age=1),) if age in full else (),
+                floors=(out.floor,) if out.floor and not (age in full and full[age].replaces) else (),
+                forgets=Forgetting((received[age - 1],)) if kept is not None else None,
+            )
+            [out] = ArrowEngine().merge(store, spec, 0, [task])
+        stepwise.append(out)
+        tasks.append(
+            MergeTask(
+                part,
+                (),
+                (),
+                tuple(batch.get(part, ()) for batch in batches),
+                6,
+                0,
+                full=tuple(full.values()),
+                forgets=Forgetting(tuple(received)) if kept is not None else None,
+            )
+        )
+    both = (ArrowEngine().merge(store, spec, 0, tasks), SparkEngine().merge(store, spec, 0, tasks))
+    for task, a, b, step in zip(tasks, *both, stepwise, strict=True):
+        for other in (b, *([step] if task.forgets is None else [])):
+            assert rows(store, a.written, spec.stored_schema) == rows(store, other.written, spec.stored_schema), task
+            assert rows(store, a.tombstones, spec.tombstone_schema) == rows(
+                store, other.tombstones, spec.tombstone_schema
+            ), task
+        assert (a.superseded, a.superseded_digest, a.changes, a.floor) == (
+            b.superseded,
+            b.superseded_digest,
+            b.changes,
+            b.floor,
+        )
+    assert sum(f.rows for out in both[0] for f in out.written) > PARTITIONS

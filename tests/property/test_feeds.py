@@ -34,7 +34,7 @@ from lakeupsert.read.history import history_schema, history_to_arrow
 from lakeupsert.read.view import View
 from lakeupsert.rows.columns import find_brought_columns
 from lakeupsert.rows.datafiles import read_file
-from lakeupsert.rows.floor import PARTITION, Forgetting, greatest_floor
+from lakeupsert.rows.floor import PARTITION, Extract, Forgetting, greatest_floor
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import WHOLE_TABLE, TableObjects
@@ -552,13 +552,21 @@ class Memory:
         received: int = 0,
         before: int = 0,
         full: Record | None = None,
+        replaces: bool = False,
     ) -> Changes:
-        """What it changes; ``full``: the record of greatest order, where these are a full extract."""
+        """What it changes; ``full``: the record of greatest order, where these are a full extract, which may replace all."""
         changes: Counter[str] = Counter()
+        replaced: dict[int, Record] = {}
+        if replaces:
+            replaced = {**self.live, **{key: record for key, (record, _) in self.deleted.items()}}
+            changes["deleted"] += len(self.live.keys() - {record["k"] for record in records})
+            self.live, self.deleted, self.floor = {}, {}, None
         if full is not None:
             lacking = {*self.live, *self.deleted} - {record["k"] for record in records}
             for key in lacking:
-                if by_order(spec, self.live.get(key) or self.deleted[key][0], full) <= 0:
+                if by_order(spec, self.live.get(key) or self.deleted[key][0], full) > 0:
+                    changes["newer_than_extract"] += key in self.live
+                else:
                     self.past.append({**full, "k": key, "deleted": True})
                     changes["deleted"] += key in self.live
                     self.live.pop(key, None)
@@ -574,7 +582,7 @@ class Memory:
                 self.refused += 1
                 continue
             self.past += [r for r in records if r["k"] == key]
-            changes[self.change(spec, key, stored, record)] += 1
+            changes[self.change(spec, key, stored, record, replaced.get(key))] += 1
             if stored is None or compared(spec, stored, record) <= 0:
                 self.live.pop(key, None)
                 self.deleted.pop(key, None)
@@ -591,7 +599,11 @@ class Memory:
             self.raise_floor(spec, full)
         return Changes(**changes)
 
-    def change(self, spec: TableSpec, key: int, stored: Record | None, record: Record) -> str:
+    def change(
+        self, spec: TableSpec, key: int, stored: Record | None, record: Record, replaced: Record | None = None
+    ) -> str:
+        if replaced is not None and not replaced["deleted"]:
+            return "deleted" if record["deleted"] else "updated"
         if stored is None:
             return "unchanged" if record["deleted"] else "inserted"
         difference = compared(spec, stored, record)
@@ -627,21 +639,24 @@ def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
     seed: int, engines: list[Engine], tmp_path_factory: Any
 ) -> None:
     rng = random.Random(f"forgotten {seed}")
-    spec = spec_of(rng, ties="arrival", history=rng.random() < 0.5)
+    history = rng.random() < 0.5
+    spec = spec_of(rng, ties="arrival", history=history)
     feeds = {partition: [feed(spec, rng, keys=16) for _ in range(4)] for partition in partitions_of(spec)}
     ways = {(p, n): rng.choice(["rewrite", "delta"]) for p in feeds for n in range(4)}
     stamps, retention = [100, 110, 120, 130], [rng.choice([0, 0, 10]) for _ in range(4)]
     full = {(p, n): greatest_of(spec, feeds[p][n]) for p in feeds for n in range(4) if rng.random() < 0.2}
+    replaces = {place: not history and rng.random() < 0.5 for place in full}
     memories = {partition: Memory() for partition in feeds}
     changes: dict[tuple[str, int], Changes] = {}
     for number in range(4):
         for partition, parts in feeds.items():
-            extract = full.get((partition, number))
+            extract, replaced = full.get((partition, number)), replaces.get((partition, number), False)
             changes[partition, number] = memories[partition].merge(
-                spec, parts[number], stamps[number], stamps[number] - retention[number], extract
+                spec, parts[number], stamps[number], stamps[number] - retention[number], extract, replaced
             )
     assert sum(memory.refused for memory in memories.values()) > 5
     assert sum(memory.dropped for memory in memories.values()) > 5
+    assert any(found.newer_than_extract for found in changes.values())
     for engine in engines:
         store = LocalStore(tmp_path_factory.mktemp("pile"))
         piles = {partition: Pile() for partition in feeds}
@@ -651,11 +666,11 @@ def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
             appended(store, spec, number, feeds, piles)
             tasks = {}
             for partition, pile in piles.items():
-                floor = floors.get(partition)
-                extract = full.get((partition, number))
+                extract, replaced = full.get((partition, number)), replaces.get((partition, number), False)
+                floor = None if replaced else floors.get(partition)
                 tasks[partition] = replace(
                     pile.task(partition, "rewrite" if extract else ways[partition, number]),
-                    full=((1, order_of(spec, extract)),) if extract else (),
+                    full=(Extract(1, order_of(spec, extract), replaced),) if extract else (),
                     floors=(floor,) if floor else (),
                     forgets=Forgetting(((stamps[number], retention[number]),) * len(pile.waiting)),
                     sources=((str(number), ("file",)),) * len(pile.waiting),
