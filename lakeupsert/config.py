@@ -215,6 +215,8 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     older records of the key stay dead, whatever their partition."""
     history: bool = False
     """Keep superseded versions of rows. Readers of the history see when each version was valid."""
+    versions: bool = False
+    """Store with each row the batch that it came with. Readers may ask for it, and for when the batch was received."""
     format: Format = "auto"
     """Of the landing files. ``auto``: as each file's name says."""
     read: ReadSettings = ReadSettings()

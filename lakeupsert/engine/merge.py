@@ -46,7 +46,7 @@ class MergeTask:
         full: ages and greatest orders of the batches that are full extracts. A key that an extract lacks loses its earlier rows
             up to that order. Such a task has nothing in ``kept``.
         history, folded: files of superseded versions that stay, and those that are rewritten together with the new versions.
-        numbers: of tables with a history, the ledger numbers of what is stored and of each batch.
+        numbers: the ledger numbers of what is stored and of each batch, for tables with a history or `versions`.
     """
 
     partition: str

@@ -94,6 +94,8 @@ PARTITION_BY = {
     "composite key, two orders": [f"bucket({PARTITIONS}, n, k) as part"],
 }
 """Of these tables; the others have a column `part`."""
+VERSIONS = ("composite key, two orders", "nanoseconds")
+"""The tables whose rows have their batches."""
 
 
 def spec_of(key: dict[str, Any], order: dict[str, Any], types: Iterable[Any] = VALUES, **declared: Any) -> TableSpec:
@@ -154,12 +156,12 @@ def test_engines_agree_on_generated_tables(
 ) -> None:
     monkeypatch.setattr(arrow, "MOST_PART_BITS", 2)
     rng = random.Random(name)
-    spec = spec_of(*TABLES[name], partition_by=PARTITION_BY.get(name, ["part"]))
+    spec = spec_of(*TABLES[name], partition_by=PARTITION_BY.get(name, ["part"]), versions=name in VERSIONS)
     store = LocalStore(tmp_path)
     first, second, third = (appended(store, spec, rng) for _ in range(3))
     partitions = [f"part={p}" for p in range(PARTITIONS)]
     called = {p: p if spec.partition_by else WHOLE_TABLE for p in partitions}
-    begun = [MergeTask(called[p], (), (), (first.get(p, ()),), 1, 0) for p in partitions]
+    begun = [MergeTask(called[p], (), (), (first.get(p, ()),), 1, 0, numbers=(0, 1)) for p in partitions]
     half = len(begun) // 2
     stored = ArrowEngine().merge(store, spec, 0, begun[:half])
     monkeypatch.setattr(merge_writer, "INLINE_BYTES", 0)  # tombstones of the other half go into files
@@ -167,13 +169,13 @@ def test_engines_agree_on_generated_tables(
     seconds = [(second.get(p, ()),) for p in partitions]
     both = [(second.get(p, ()), third.get(p, ())) for p in partitions]
     rewrites = [
-        MergeTask(called[p], out.written, out.tombstones, batches, 3, 1)
+        MergeTask(called[p], out.written, out.tombstones, batches, 3, 1, numbers=(1, 2, 3))
         for p, out, batches in zip(partitions, stored, both, strict=True)
     ]
     assert len([f for t in rewrites for f in t.tombstones if f.name]) >= 3, "the generator makes too few deletes"
     assert len([f for t in rewrites for f in t.tombstones if f.inline]) >= 3
     unsettled = [
-        MergeTask(called[p], first.get(p, ()), (), (second.get(p, ()),), 2, 1, settled=False)
+        MergeTask(called[p], first.get(p, ()), (), (second.get(p, ()),), 2, 1, settled=False, numbers=(0, 2))
         for p in partitions[: PARTITIONS // 5]
     ]
     merged = agreed(store, spec, [*rewrites, *unsettled])
@@ -182,7 +184,7 @@ def test_engines_agree_on_generated_tables(
     # A split: both halves together are the whole.
     halves = [replace(task, bucket=b, bits=1) for task in [*rewrites, *unsettled] for b in (0, 1)]
     for whole, *of_it in zip(merged, *[iter(agreed(store, spec, halves))] * 2, strict=True):
-        for name_of, schema in (("written", spec.stored_schema), ("tombstones", spec.tombstone_schema)):
+        for name_of, schema in (("written", spec.base_schema), ("tombstones", spec.tombstone_schema)):
             found = [r for half in of_it for r in rows(store, getattr(half, name_of), schema)]
             assert sorted(found) == sorted(rows(store, getattr(whole, name_of), schema))
         assert sum(half.superseded for half in of_it) == whole.superseded
@@ -193,7 +195,7 @@ def test_engines_agree_on_generated_tables(
 
     # The same by deltas, and where there are two, some of them folded: in the end the same rows live.
     deltas = [
-        MergeTask(called[p], (), out.tombstones, batches, 2, 1, kept=out.written)
+        MergeTask(called[p], (), out.tombstones, batches, 2, 1, kept=out.written, numbers=(1, 2))
         for p, out, batches in zip(partitions, stored, seconds, strict=True)
     ]
     thirds = []
@@ -201,12 +203,15 @@ def test_engines_agree_on_generated_tables(
         folded = rng.choice([(), out.written]) if task.kept and out.kept else ()
         kept = (*out.kept, *(f for f in out.written if f not in folded))
         batch = third.get(p, ())
-        thirds.append(MergeTask(task.partition, (), out.tombstones, (batch,), 3, 2, deltas=folded, kept=kept))
+        third_of = MergeTask(
+            task.partition, (), out.tombstones, (batch,), 3, 2, deltas=folded, kept=kept, numbers=(2, 3)
+        )
+        thirds.append(third_of)
     assert len([t for t in thirds if t.deltas]) >= 3
     assert len([t for t in thirds if len(t.kept) > 1]) >= 3
     for rewritten, task, twice in zip(merged, thirds, agreed(store, spec, thirds), strict=True):
-        live = rows(store, (*twice.kept, *twice.written), spec.stored_schema)
-        assert sorted(live) == sorted(rows(store, rewritten.written, spec.stored_schema)), task
+        live = rows(store, (*twice.kept, *twice.written), spec.base_schema)
+        assert sorted(live) == sorted(rows(store, rewritten.written, spec.base_schema)), task
         buried = [rows(store, out.tombstones, spec.tombstone_schema) for out in (twice, rewritten)]
         assert buried[0] == buried[1], task
 
@@ -224,12 +229,12 @@ def agreed(store: LocalStore, spec: TableSpec, tasks: list[MergeTask]) -> list[M
     in_tasks = HostedEngine(SparkHost(), None).merge(store, spec, 0, some)
     for task, a, *others in zip(some, one[::3], in_parts, in_tasks, strict=True):
         for c in others:
-            assert rows(store, a.written, spec.stored_schema) == rows(store, c.written, spec.stored_schema), task
+            assert rows(store, a.written, spec.base_schema) == rows(store, c.written, spec.base_schema), task
             assert rows(store, a.tombstones, spec.tombstone_schema) == rows(store, c.tombstones, spec.tombstone_schema)
             assert (a.superseded_digest, a.adopted, a.changes) == (c.superseded_digest, c.adopted, c.changes)
     for task, a, b in zip(tasks, one, other, strict=True):
         for found, expected in ((a.kept, b.kept), (a.written, b.written)):
-            assert rows(store, found, spec.stored_schema) == rows(store, expected, spec.stored_schema), task
+            assert rows(store, found, spec.base_schema) == rows(store, expected, spec.base_schema), task
         assert [f.name for f in a.kept] == [f.name for f in b.kept], task
         assert rows(store, a.tombstones, spec.tombstone_schema) == rows(store, b.tombstones, spec.tombstone_schema), (
             task
@@ -259,8 +264,8 @@ def agreed_when_cut(store: LocalStore, spec: TableSpec, unsettled: list[MergeTas
             )
             halves.append(of_half)
     for whole, *of_it in zip(merged, *[iter(agreed(store, spec, halves))] * 2, strict=True):
-        found = [r for half in of_it for r in rows(store, half.written, spec.stored_schema)]
-        assert sorted(found) == sorted(rows(store, whole.written, spec.stored_schema))
+        found = [r for half in of_it for r in rows(store, half.written, spec.base_schema)]
+        assert sorted(found) == sorted(rows(store, whole.written, spec.base_schema))
         assert add_digests(half.adopted for half in of_it) == whole.adopted
         assert add_digests(half.superseded_digest for half in of_it) == whole.superseded_digest
 
