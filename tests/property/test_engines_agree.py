@@ -203,10 +203,9 @@ def test_engines_agree_on_generated_tables(
         folded = rng.choice([(), out.written]) if task.kept and out.kept else ()
         kept = (*out.kept, *(f for f in out.written if f not in folded))
         batch = third.get(p, ())
-        third_of = MergeTask(
-            task.partition, (), out.tombstones, (batch,), 3, 2, deltas=folded, kept=kept, numbers=(2, 3)
+        thirds.append(
+            MergeTask(task.partition, (), out.tombstones, (batch,), 3, 2, deltas=folded, kept=kept, numbers=(2, 3))
         )
-        thirds.append(third_of)
     assert len([t for t in thirds if t.deltas]) >= 3
     assert len([t for t in thirds if len(t.kept) > 1]) >= 3
     for rewritten, task, twice in zip(merged, thirds, agreed(store, spec, thirds), strict=True):
