@@ -196,8 +196,11 @@ def test_full_extract_brings_the_rows_that_it_holds(
 
 
 @CASES
-def test_every_version_of_the_history_has_its_batch(chosen: str, engine: Any, tmp_path: Path, spark: Any) -> None:
+def test_every_version_of_the_history_has_its_batch(
+    chosen: str, engine: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Also those that lay in base files for some batches before they were superseded."""
+    spark = request.getfixturevalue("spark") if engine == "spark" else None
     delete = '[tables.t.delete]\ncolumn = "op"\nvalues = ["D"]'
     table = opened(tmp_path, f'versions = true\nhistory = true\nstrategy = "{chosen}"', delete)
     rng = random.Random(chosen)
@@ -231,11 +234,13 @@ def test_every_version_of_the_history_has_its_batch(chosen: str, engine: Any, tm
     night(6)
     table.compact(full=True)
     night(7)
-    columns = ["id", "version", "v", "valid_to", BATCH, RECEIVED_AT]
-    ours = table.to_arrow(history=True, versions=True, columns=columns).read_all()
-    theirs = collect(table.to_spark(spark, history=True, versions=True, columns=columns)).cast(ours.schema)
-    assert sorted(map(repr, theirs.to_pylist())) == sorted(map(repr, ours.to_pylist()))
     assert BATCH not in table.to_arrow(history=True).schema.names
+    if spark is not None:
+        columns = ["id", "version", "v", "valid_to", BATCH, RECEIVED_AT]
+        ours = table.to_arrow(history=True, versions=True, columns=columns).read_all()
+        theirs = collect(table.to_spark(spark, history=True, versions=True, columns=columns)).cast(ours.schema)
+        order = [(name, "ascending") for name in columns]
+        assert theirs.sort_by(order) == ours.sort_by(order)
 
 
 def test_history_without_versions_has_no_batches_to_show(tmp_path: Path) -> None:
