@@ -52,7 +52,7 @@ def records(rng: random.Random) -> list[Any]:
 
 
 @CASES
-@pytest.mark.parametrize("key_scope", ["partition", "table"])
+@pytest.mark.parametrize("key_scope", ["partition", pytest.param("table", marks=pytest.mark.long)])
 def test_rows_have_the_batches_of_their_records_after_every_step(
     key_scope: str, chosen: str, engine: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
