@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from lakeupsert import Table
 from lakeupsert.cli import main
+from lakeupsert.engine.resolve import Versions
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import strategy
 from lakeupsert.testing.lake import Lake, row
@@ -107,6 +108,17 @@ def test_rows_have_the_batches_of_their_records_after_every_step(
         assert lake.table.to_arrow(versions=True).read_all() == before
     lake.table.vacuum(dry=False)
     lake.finish_and_check()
+
+
+def test_deep_reconcile_finds_a_row_with_another_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake(tmp_path, versions=True)
+    lake.land("1.jsonl", [row("a", 0, 1), row("a", 1, 1)])
+    lake.run()
+    assert not lake.table.reconcile(deep=True).unbalanced
+    monkeypatch.setattr(Versions, "_numbered", lambda self, rows: rows)
+    lake.land("2.jsonl", [row("b", 1, 1)])
+    lake.run()
+    assert [one.partition for one in lake.table.reconcile(deep=True).unbalanced] == ["d=2020-01-02"]
 
 
 # ---------------------------------------------------------------- tables of other rules
