@@ -643,11 +643,15 @@ class Table:
         """
         return self._view(snapshot, None)
 
-    def _view(self, snapshot: str | int | date, where: str | None) -> View:
-        """A view for readers of ``where`` only: for `latest`, other partitions are not merged, and missing from the view."""
+    def _view(self, snapshot: str | int | date, where: str | None, *, versions: bool = False) -> View:
+        """A view for readers of ``where`` only: for `latest`, other partitions are not merged, and missing from the view.
+
+        ``versions``: its rows have the columns `VERSION_FIELDS`."""
         if snapshot == "latest":
-            return latest(self._table, where)
-        return View.open(self._table.objects, self._table.existing_spec(), snapshot)
+            view = latest(self._table, where)
+        else:
+            view = View.open(self._table.objects, self._table.existing_spec(), snapshot)
+        return view.with_versions(self._table.headers) if versions else view
 
     @_public
     def ddl(self, engine: Engine) -> Statements:
@@ -667,16 +671,21 @@ class Table:
         *,
         columns: Sequence[str] | None = None,
         history: bool = False,
+        versions: bool = False,
     ) -> pa.RecordBatchReader:
         """Read rows, ordered by partition and key. Polars and DuckDB accept the reader as it is.
 
         Beside ``columns`` (default: all), only those of the filter are read, and those of the key if files have to be merged.
         With ``history``, read all versions of the rows, newest first, with columns `valid_from` and `valid_to`, which the
         filter may name; the setting `history` must have been true since the table was created.
+
+        With ``versions``, rows also have `_lakeupsert_batch`, the number of the batch that they came with (0: they were
+        adopted), and `_lakeupsert_received_at`, when it was received. ``columns`` and the filter may name both. The setting
+        `versions` must have been true since the table was created (`no-versions`).
         """
         if history:
-            return history_to_arrow(self.view(snapshot), where, columns=columns)
-        return to_arrow(self._view(snapshot, where), where, columns=columns)
+            return history_to_arrow(self._view(snapshot, None, versions=versions), where, columns=columns)
+        return to_arrow(self._view(snapshot, where, versions=versions), where, columns=columns)
 
     def head(
         self,
@@ -721,13 +730,15 @@ class Table:
         *,
         columns: Sequence[str] | None = None,
         history: bool = False,
+        versions: bool = False,
     ) -> "DataFrame":
-        """Return a Spark DataFrame: a native Parquet scan with filters and columns pushed down; ``history`` as in `to_arrow`."""
+        """Return a Spark DataFrame: a native Parquet scan with filters and columns pushed down; ``history`` and ``versions`` as
+        in `to_arrow`."""
         from lakeupsert.read.spark import history_to_spark, to_spark
 
         if history:
-            return history_to_spark(spark, self.view(snapshot), where, columns)
-        return to_spark(spark, self._view(snapshot, where), where, columns)
+            return history_to_spark(spark, self._view(snapshot, None, versions=versions), where, columns)
+        return to_spark(spark, self._view(snapshot, where, versions=versions), where, columns)
 
     def to_duckdb(
         self,
@@ -736,6 +747,7 @@ class Table:
         *,
         where: str | None = None,
         columns: Sequence[str] | None = None,
+        versions: bool = False,
     ) -> "DuckDBPyRelation":
         """Return a DuckDB relation, which can be queried more than once; its rows are in no particular order.
 
@@ -744,11 +756,11 @@ class Table:
         reads all ``columns``, whatever the query needs. The logger `lakeupsert.read.native` tells which, and why.
 
         With ``where``, a filter in SQL, it reads `to_arrow` too, which opens only files that may have such rows: of a table by
-        hash of the key, those of the key's partition.
+        hash of the key, those of the key's partition. With ``versions``, as in `to_arrow`, it also reads `to_arrow`.
         """
         from lakeupsert.read.duckdb import to_duckdb
 
-        return to_duckdb(self._view(snapshot, where), connection, columns, where)
+        return to_duckdb(self._view(snapshot, where, versions=versions), connection, columns, where)
 
     def to_polars(
         self,
@@ -756,29 +768,32 @@ class Table:
         *,
         where: str | None = None,
         columns: Sequence[str] | None = None,
+        versions: bool = False,
     ) -> "pl.LazyFrame":
         """Return a Polars LazyFrame; filters and columns are pushed down.
 
-        Polars scans the files by itself if `to_duckdb` would, otherwise it reads `to_arrow`; the same logger tells. ``where`` as
-        in `to_duckdb`.
+        Polars scans the files by itself if `to_duckdb` would, otherwise it reads `to_arrow`; the same logger tells. ``where`` and
+        ``versions`` as in `to_duckdb`.
         """
         from lakeupsert.read.polars import to_polars
 
-        return to_polars(self._view(snapshot, where), columns, where)
+        return to_polars(self._view(snapshot, where, versions=versions), columns, where)
 
     def to_pandas(
         self,
         columns: Sequence[str] | None = None,
         snapshot: str | int | date = "published",
         where: str | None = None,
+        *,
+        versions: bool = False,
     ) -> "pd.DataFrame":
         """Return a pandas DataFrame, ordered by partition and key, with the types of Arrow's `to_pandas`.
 
-        Arrow reads the files, as in `to_arrow`.
+        Arrow reads the files, as in `to_arrow`, which also explains ``versions``.
         """
         if find_spec("pandas") is None:
             raise missing("pandas")
-        frame: pd.DataFrame = self.to_arrow(snapshot, where, columns=columns).read_pandas()
+        frame: pd.DataFrame = self.to_arrow(snapshot, where, columns=columns, versions=versions).read_pandas()
         return frame
 
     def export(
@@ -789,15 +804,16 @@ class Table:
         where: str | None = None,
         overwrite: bool = False,
         history: bool = False,
+        versions: bool = False,
         host: HostName = "local",
     ) -> int:
         """Write the rows to a file (.parquet, .csv, .jsonl), or a Hive folder if ``output`` ends in `/`; returns their number.
 
-        With ``history``, write all versions of the rows (see `to_arrow`). An address of a store becomes a Hive folder too, and
-        ``host`` is where it is written.
+        With ``history``, write all versions of the rows; with ``versions``, add the columns of their batches (see `to_arrow`).
+        An address of a store becomes a Hive folder too, and ``host`` is where it is written.
         """
         refuse_in_zones(self.settings, str(output))
-        view = self.view(snapshot) if history else self._view(snapshot, where)
+        view = self._view(snapshot, None if history else where, versions=versions)
         elsewhere = None if host == "local" else host_by_name(host)
         return export(view, str(output), where=where, overwrite=overwrite, history=history, host=elsewhere)
 

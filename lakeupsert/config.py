@@ -215,6 +215,8 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     older records of the key stay dead, whatever their partition."""
     history: bool = False
     """Keep superseded versions of rows. Readers of the history see when each version was valid."""
+    versions: bool = False
+    """Store with each row the batch that it came with. Readers may ask for it, and for when the batch was received."""
     full_extract: Literal["merge", "replace"] = "merge"
     """What the rows of a full extract do to older batches: they are compared by order, or replace everything that was there."""
     format: Format = "auto"

@@ -31,6 +31,7 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # key_scope           = "partition"  # one row per key and partition; "table": one row per key, which moves between partitions
 # unknown_deletes     = "keep"       # with key_scope "table": deletes by the key alone, of keys that never came; or "quarantine"
 # history             = false      # true: keep superseded versions, for `export --history`
+# versions            = false      # true: store with each row which batch it came with, for `export --versions`
 # full_extract        = "merge"    # rows of `run --full` win by their order; "replace": they replace everything before them
 # format              = "auto"     # by file name; or "parquet", "csv", "delimited", "jsonl", "avro", "orc"
 # landing_dates       = ""         # pattern of the folders below landing, for example "%Y-%m-%d" or "dt=%Y-%m-%d"

@@ -24,12 +24,20 @@ if TYPE_CHECKING:
 @snapshot_option
 @where_option
 @click.option("--history", is_flag=True, help="Write all versions of the rows, with valid_from and valid_to.")
+@click.option("--versions", is_flag=True, help="Add the batch that each row came with, and when it was received.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing file or folder.")
 @read_host_option
 @common
 @click.pass_obj
-def export(
-    call: Call, target: str, snapshot: str, where: str | None, history: bool, overwrite: bool, host: "HostName"
+def export(  # an option each
+    call: Call,
+    target: str,
+    snapshot: str,
+    where: str | None,
+    history: bool,
+    versions: bool,
+    overwrite: bool,
+    host: "HostName",
 ) -> Answer:
     """Write the rows of a snapshot to a file or folder.
 
@@ -50,6 +58,7 @@ def export(
             where=where,
             overwrite=overwrite,
             history=history,
+            versions=versions,
             host=host,
         )
         source = "there is no snapshot yet" if chosen is None else f"snapshot {chosen}"

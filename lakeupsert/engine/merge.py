@@ -47,7 +47,7 @@ class MergeTask:
         full: the batches that are full extracts, in ledger order. A key that an extract lacks loses its earlier rows. Such a task
             has nothing in ``kept``.
         history, folded: files of superseded versions that stay, and those that are rewritten together with the new versions.
-        numbers: of tables with a history, the ledger numbers of what is stored and of each batch.
+        numbers: the ledger numbers of what is stored and of each batch, for tables with a history or `versions`.
     """
 
     partition: str

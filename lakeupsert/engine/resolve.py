@@ -1,6 +1,6 @@
 """What a table's rules make of ranked rows: here it is decided what a merge writes, the same for both strategies and engines.
 
-    ranked rows -> full extracts -> mode columns -> floors -> history -> resolved rows
+    ranked rows -> versions -> full extracts -> mode columns -> floors -> history -> resolved rows
 
 An engine ranks the rows of some keys and calls `Rules.resolve`; `merge_writer` writes the result. A rule is a class here, and
 takes part only in a merge whose task needs it. `rows` does the arithmetic. Engine spark states in SQL what it is compared by:
@@ -159,6 +159,30 @@ class Rule:
         return found
 
 
+class Versions(Rule):
+    """Rows that arrive get their batch's number, and stored rows keep theirs. A stored delete has none, and gets the last merged
+    number, so that the history ranks it above what it had superseded."""
+
+    @staticmethod
+    def takes_part(spec: TableSpec, task: MergeTask) -> bool:
+        return spec.versions
+
+    def apply(self, found: Resolved) -> Resolved:
+        payload = None if found.payload is None else self._numbered(found.payload)
+        return replace(found, rows=self._numbered(found.rows), payload=payload)
+
+    settle = apply
+
+    def _numbered(self, rows: Rows) -> Rows:
+        at = rows.schema.get_field_index(BATCH)
+        if at < 0:  # only the columns that decide
+            return rows
+        ages, stored = rows[AGE].to_numpy(), rows[BATCH].to_numpy()
+        keeps = (ages == 0) & ~as_mask(rows[DELETE_FLAG])
+        numbers = np.where(keeps, stored, np.array(self._task.numbers)[ages])
+        return rows.set_column(at, rows.schema.field(at), pa.array(numbers))
+
+
 class FullExtracts(Rule):
     """A key that a full extract lacks loses its rows up to the extract's greatest order, or all of them if the extract replaces
     what was before it. The rows of such an extract win against older ones."""
@@ -250,7 +274,7 @@ class History(Rule):
     def _past(self, found: Resolved) -> Iterator[Rows]:
         numbers = pa.array(self._task.numbers, pa.int64())
         for rows in chain(self._deleted(found), self._versions(found)):
-            yield rows.append_column(BATCH, numbers.take(rows[AGE].combine_chunks()))
+            yield rows if self._spec.versions else rows.append_column(BATCH, numbers.take(rows[AGE].combine_chunks()))
 
     def _versions(self, found: Resolved) -> Iterator[Rows]:
         """Versions that another one replaced.
@@ -285,15 +309,18 @@ class History(Rule):
             if self._task.forgets:
                 ends &= ~find_forgotten(rows, self._task.forgets, age)[order]
             deletes = rows.take(pa.array(order[ends]))
-            for name, value in {AGE: age, DELETE_FLAG: True, **floor_values(floor, self._spec)}.items():
+            made: dict[str, object] = {AGE: age, DELETE_FLAG: True, **floor_values(floor, self._spec)}
+            if self._spec.versions:
+                made[BATCH] = self._task.numbers[age]
+            for name, value in made.items():
                 at = deletes.schema.get_field_index(name)
                 column = pa.repeat(pa.scalar(value, deletes.schema.field(at).type), deletes.num_rows)
                 deletes = deletes.set_column(at, deletes.schema.field(at), column)
             yield deletes
 
 
-_RULES: tuple[type[Rule], ...] = (FullExtracts, Columns, Floors, History)
-"""In the order in which they apply. `Columns` meets none of the others: the configuration refuses it."""
+_RULES: tuple[type[Rule], ...] = (Versions, FullExtracts, Columns, Floors, History)
+"""In the order in which they apply. `Columns` meets only `Versions` of the others: the configuration refuses the rest."""
 
 
 class Rules:

@@ -169,7 +169,7 @@ def _touched(folders: Mapping[str, Sequence[ObjectInfo]], footings: Sequence[Fil
 def _statistics(spec: TableSpec, touched: Mapping[str, Touched], footings: Sequence[FileFooter]) -> Statistics:
     """Those of each file for its manifest. The ledger's entry, which every command reads, has none."""
     of_file = {footer.file.name: footer.statistics for footer in footings}
-    names = {field_id(field): field.name for field in spec.schema}
+    names = {field_id(field): field.name for field in spec.base_schema}
     found: dict[str, tuple[ColumnStatistics, ...]] = {}
     for one in touched.values():
         ids = [column.id for column in columns_with_statistics(spec, len(one.files))]

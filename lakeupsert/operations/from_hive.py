@@ -247,7 +247,10 @@ class _Move:
                     continue
                 reason = "a property of Hive and its readers"
                 if table is self.main and name == VERSION:
-                    reason = "a published night is a snapshot, which takes the place of a version's partition"
+                    reason = (
+                        "a published night is a snapshot, which takes the place of a version's partition; "
+                        "with `versions = true` readers can ask for the number of each row's batch"
+                    )
                 yield Leftover(f"TBLPROPERTIES {name}", text.value, text.line, reason)
         if self.staging and self.main.kind != "parquet":
             yield Leftover("files", self.main.kind, self.main.line, f"the files of {self.main.name} become Parquet")

@@ -7,15 +7,18 @@ Repeat    safe
 DuckDB reads Parquet (Arrow its operation column), and Python's own readers read text. Avro and ORC have no second reader, so
 they are read as `append` reads them. DuckDB's CAST converts every value to the type that its column had in the spec of the batch,
 and what a retype made of it since is computed as readers compute it. DuckDB's window
-finds the winners, and all their columns are compared with what readers see.
+finds the winners, and all their columns are compared with what readers see; if the table has `versions`, their batches too.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from lakeupsert.operations.recompute_load import LandedRows
 from lakeupsert.operations.recompute_sql import (
+    BATCH,
     COMPARED,
     NTH,
     compared_schema,
@@ -84,6 +87,7 @@ def recompute(
     them has a key, so all are compared, or none. Raises ConfigurationError if DuckDB has no type for a column.
     """
     view = View.open(table.objects, table.existing_spec(), snapshot.number)
+    view = view.with_versions(table.headers) if view.spec.versions else view
     asked, partitions = partitions, sorted(snapshot.body.partitions) if view.spec.key_scope == "table" else partitions
     entries = table.entries(-1, snapshot.body.batch)
     shown = {
@@ -109,8 +113,9 @@ def recompute(
             landed.load(number, entries[number].body, [p for p in touched if p not in unknown])
         for done, partition in enumerate(compared):
             progress(Share(f"reading {partition} as readers see it", done, len(compared)))
-            db.register("reader", to_arrow(view, partition=partition).cast(compared_schema(view.spec)))
-            db.execute("INSERT INTO published SELECT * FROM reader")
+            schema = _seen_schema(view.spec)
+            db.register("reader", to_arrow(view, partition=partition, columns=schema.names).cast(schema))
+            db.execute("INSERT INTO published BY NAME SELECT * FROM reader")
         progress("comparing")
         differing = _compare(db, view.spec)
     values = {p: tuple(v.as_py() for v in partition_scalars(view.spec, p).values()) for p in compared}
@@ -137,10 +142,15 @@ def _counted(entries: Sequence[Link[LedgerEntry]], shown: dict[str, Manifest]) -
     return found
 
 
+def _seen_schema(spec: TableSpec) -> pa.Schema:
+    """The columns that are compared: those of the table, and the batch of each row, if it is stored."""
+    return pa.schema([*compared_schema(spec), *([pa.field(BATCH, pa.int64())] if spec.versions else [])])
+
+
 def _compare(db: "DuckDBPyConnection", spec: TableSpec) -> dict[tuple[object, ...], Comparison]:
     """Compare landed and published rows, by the values of the partition columns."""
     key = ", ".join(map(identifier, key_columns(spec)))
-    columns = spec.schema.names
+    columns = _seen_schema(spec).names
     found = db.execute(
         COMPARED.format(
             partition="".join(f"{identifier(column)}, " for column in spec.partition_by),

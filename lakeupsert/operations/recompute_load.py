@@ -143,7 +143,7 @@ class LandedRows:
     def create_tables(self) -> None:
         """Create `landed` and `published`, both empty."""
         columns = [f"{identifier(name)} {type_}" for name, type_ in self._types(self._spec).items()]
-        self._db.execute(f"CREATE TABLE published ({', '.join(columns)})")
+        self._db.execute(f"CREATE TABLE published ({', '.join(columns)}, {BATCH} BIGINT)")
         ours = [f"{DELETED} BOOLEAN", f"{BATCH} BIGINT", f"{HAS} VARCHAR[]"]
         self._db.execute(f"CREATE TABLE landed ({', '.join([*columns, *ours])})")
         types = self._types(self._spec)

@@ -124,6 +124,7 @@ def winners(spec: TableSpec, key: str) -> str:
             value = f"struct_pack(v := CASE WHEN NOT {DELETED} THEN {identifier(name)} END)"
             brought = f"arg_min({value}, {nth}) FILTER ({DELETED} OR (({ordered}) AND {brings}))"
             columns.append(f"({brought}).v AS {identifier(name)}")
+    columns.append(f"arg_min({BATCH}, {NTH}_0) AS {BATCH}")
     return (
         f"SELECT {unique}, {', '.join(columns)} FROM (SELECT *, {', '.join(ranks)} FROM landed) "
         f"GROUP BY {unique} HAVING NOT arg_min({DELETED}, {NTH}_0)"

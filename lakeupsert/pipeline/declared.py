@@ -47,6 +47,7 @@ class Declaration:
             groups=_groups(settings),
             key_scope=settings.key_scope,
             history=settings.history,
+            versions=settings.versions,
             partition_by=settings.partition_by,
             delete=DeleteRule(**msgspec.structs.asdict(settings.delete)) if settings.delete else None,
             stamped=self._is_stamped(schema.names, {field.name for field in later}),
@@ -162,6 +163,7 @@ class Declaration:
             "groups": _groups(given),
             "key_scope": given.key_scope,
             "history": given.history,
+            "versions": given.versions,
             "partition_by": tuple(str(PartitionColumn.parse(text)) for text in given.partition_by),
             "delete": given.delete and msgspec.structs.asdict(given.delete),
         }
@@ -176,6 +178,7 @@ class Declaration:
             "groups": spec.groups,
             "key_scope": spec.key_scope,
             "history": spec.history,
+            "versions": spec.versions,
             "partition_by": tuple(functions.get(column, column) for column in spec.partition_by),
             "delete": spec.delete and msgspec.structs.asdict(spec.delete),
         }

@@ -10,6 +10,8 @@ The ledger's number is read first and bounds everything else: a partition's head
 
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.merge import MergeOutput
@@ -25,7 +27,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
-from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.spec import VERSION_FIELDS, TableSpec
 
 ATTEMPTS = 5
 """How often it starts again at new heads if a vacuum deleted files that the old ones needed."""
@@ -90,7 +92,9 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
     entry = table.entry(heads.batch)
     spec_version = entry.body.spec_version if entry else 0
     spec = table.spec(spec_version)
-    wanted = list(partitions_of(spec, {*heads.snapshot.partitions, *heads.touched}, where))
+    # The filter may name them, if the reader has them.
+    filterable = pa.schema([*spec.schema, *(VERSION_FIELDS if spec.versions else ())])
+    wanted = list(partitions_of(spec, {*heads.snapshot.partitions, *heads.touched}, where, filterable))
     shown = {p: heads.snapshot.partitions[p] for p in wanted if p not in heads.touched}
     # All are planned before any is merged, so that a missing version is found early.
     heads_of = {p: _head(table, heads, p, spec_version) for p in wanted if p in heads.touched}

@@ -7,11 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError
@@ -22,7 +23,7 @@ from lakeupsert.rows.datafiles import ROW_GROUP_BYTES, open_object, stream_file
 from lakeupsert.rows.streams import in_key_order
 from lakeupsert.rows.vectors import deleted_positions, drop_deleted, keep_only
 from lakeupsert.table.layout import DATA, TableObjects, partition_scalars
-from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.spec import BATCH, RECEIVED_AT, TableSpec
 from lakeupsert.table.types import normalize
 
 SMALL_BYTES = 1 << 20
@@ -34,9 +35,12 @@ THREADS_AHEAD = 2
 here, and overlap the requests to a remote store; memory grows by up to `ROW_GROUP_BYTES` each."""
 
 
-def reader_schema(spec: TableSpec) -> pa.Schema:
-    """The schema that readers see: the columns of the spec, without field ids and other metadata of ours."""
-    return pa.schema([(field.name, normalize(field.type)) for field in spec.schema])
+Versioned = TypeVar("Versioned", pa.RecordBatch, pa.Table)
+
+
+def reader_schema(of: TableSpec | View) -> pa.Schema:
+    """The schema that readers see: the columns of a spec or view, without field ids and other metadata of ours."""
+    return pa.schema([(field.name, normalize(field.type)) for field in of.schema])
 
 
 def to_arrow(
@@ -47,7 +51,7 @@ def to_arrow(
     *,
     ahead: bool = True,
 ) -> pa.RecordBatchReader:
-    """Read the view's rows: the columns of the spec, ordered by partition and key.
+    """Read the view's rows: its columns, ordered by partition and key.
 
     Files are opened one after the other while the reader is consumed; those of several buckets and deltas of one partition
     are open together. If an old file lacks a column, its values are null; a narrower column is widened. Memory: a row group
@@ -56,7 +60,7 @@ def to_arrow(
     Args:
         partition: read only the rows of this partition.
         ahead: threads read small partitions before they are asked for. Otherwise no file is opened in vain if the consumer stops.
-        columns: of the spec, in this order; default: all. Beside them, those of the filter are read, and those of the key if
+        columns: of the view, in this order; default: all. Beside them, those of the filter are read, and those of the key if
             files of a partition have to be merged.
 
     Raises:
@@ -64,8 +68,10 @@ def to_arrow(
         DamagedTableError: while reading, a file is missing or can't be read.
         StoreUnavailableError: while reading, the disk or mount failed.
     """
-    schema = reader_schema(view.spec)
+    schema = reader_schema(view)
     refuse_unknown(schema, columns)
+    if view.stamps is not None:
+        return _with_versions(view, view.stamps, where, partition, schema.names if columns is None else columns)
     scan = scans(view.spec, where, columns=None if columns is None else (*columns, *view.spec.stored_key))
     scan(len(view.spec.renames))  # refuses the filter now, not when the first file is opened
     without_key = scan if columns is None else scans(view.spec, where, columns=columns)
@@ -75,6 +81,31 @@ def to_arrow(
         schema = pa.schema([schema.field(name) for name in columns])
         rows = (batch.select(list(columns)) for batch in rows)
     return pa.RecordBatchReader.from_batches(schema, rows)
+
+
+def _with_versions(
+    view: View, stamps: pa.Array, where: str | None, partition: str | None, columns: Sequence[str]
+) -> pa.RecordBatchReader:
+    """`to_arrow` of a view with versions."""
+    spec, schema, of_files = view.spec, reader_schema(view), set(view.spec.schema.names)
+    # Files do not have the receipt stamp, and adopted ones no batch, so conditions on these wait until all rows have both.
+    later = [c for c in parse_where(where, schema, ArrowTerms()) if not c.columns <= of_files]
+    condition, read = all_of(later), {BATCH, *columns, *itertools.chain.from_iterable(c.columns for c in later)}
+    with_key, without_key = (scans(spec, where, schema, of_files, of) for of in ({*read, *spec.stored_key}, read))
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for batch in _read_ahead(_partitions(view, view.files(where, partition), with_key, without_key)):
+            whole = add_received_at(batch, stamps)
+            yield (whole if condition is None else whole.filter(condition)).select(list(columns))
+
+    return pa.RecordBatchReader.from_batches(pa.schema([schema.field(name) for name in columns]), rows())
+
+
+def add_received_at(rows: Versioned, stamps: pa.Array) -> Versioned:
+    """``rows``, which have `BATCH`, with `RECEIVED_AT`. A null, of an adopted file, becomes batch 0."""
+    numbers = pc.fill_null(rows[BATCH], 0)
+    rows = rows.set_column(rows.schema.get_field_index(BATCH), BATCH, numbers)
+    return rows.append_column(RECEIVED_AT, pc.take(stamps, numbers))
 
 
 def first_rows(rows: pa.RecordBatchReader, count: int) -> Rows:
@@ -120,7 +151,7 @@ def scans(
     Args:
         filterable: the columns that the filter may name; default: the table's.
         only: apply only the conditions that name no other columns than these.
-        columns: read these and those of the filter; default: all.
+        columns: read these, which may include `BATCH`, and those of the filter; default: all of the table.
     """
     return cache(partial(_scan, spec, where, filterable, only, columns))
 
@@ -140,7 +171,7 @@ def _scan(
         conjuncts = [c for c in conjuncts if c.columns <= set(only)]
     if columns is not None:
         needed = {*columns, *itertools.chain.from_iterable(c.columns for c in conjuncts)}
-        schema = pa.schema([field for field in schema if field.name in needed])
+        schema = pa.schema([field for field in (*schema, pa.field(BATCH, pa.int64())) if field.name in needed])
     pushed, rest = all_of([c for c in conjuncts if c.prunes]), all_of([c for c in conjuncts if not c.prunes])
     in_file = pa.schema([field.with_name(names.get(field.name, field.name)) for field in schema]) if names else schema
     stored = pa.schema([field for field in in_file if field.name not in spec.partition_by])

@@ -38,7 +38,7 @@ def to_duckdb(
 
     Args:
         connection: default: the one that `duckdb.sql` uses.
-        columns: of the spec, in this order; default: all.
+        columns: of the view, in this order; default: all.
 
     Raises:
         ConfigurationError: DuckDB is not installed or has no type for a column, there is no such column, or the filter can't be
@@ -48,7 +48,7 @@ def to_duckdb(
         import duckdb
     except ModuleNotFoundError as e:
         raise missing("duckdb") from e
-    schema = reader_schema(view.spec)
+    schema = reader_schema(view)
     refuse_unknown(schema, columns)
     connection = connection or duckdb.default_connection()
     files = files_to_scan(view, "DuckDB", where)

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.read.arrow import Scan, batches, reader_schema, refuse_unknown, scans
+from lakeupsert.read.arrow import Scan, add_received_at, batches, reader_schema, refuse_unknown, scans
 from lakeupsert.read.view import View
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
 from lakeupsert.rows.arrays import Rows
@@ -24,20 +23,22 @@ from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.spec import BATCH, DELETE_FLAG, TableSpec
 
 FROM, UNTIL = "valid_from", "valid_to"
-LIVES = (1 << 63) - 1
-"""Value of `BATCH` in live rows: of several rows with the same order values, the live one is the version."""
-_LIVES = "_lakeupsert_lives"
+_PAST = (pa.field(DELETE_FLAG, pa.bool_()), pa.field(BATCH, pa.int64()))
+"""What history files have beside the table's columns."""
+LIVES = "_lakeupsert_lives"
+"""Boolean column: the row is live. Of several rows with the same order values, the live one is the version."""
 
 
-def history_schema(spec: TableSpec) -> pa.Schema:
+def history_schema(view: View) -> pa.Schema:
     """The schema that readers of the history see. Raises ConfigurationError if the table keeps none."""
+    spec = view.spec
     if not spec.history:
         raise ConfigurationError(
             "no-history",
             "The table keeps no history: the next vacuum deletes superseded rows.",
             next="create a new table with `history = true`, and load the landing files into it",
         )
-    schema = reader_schema(spec)
+    schema = reader_schema(view)
     for name in (FROM, UNTIL):
         if spec.table_name_of(name) in schema.names:
             raise ConfigurationError(
@@ -57,13 +58,13 @@ def shared_columns(spec: TableSpec) -> set[str]:
 def history_to_arrow(
     view: View, where: str | None = None, partition: str | None = None, columns: Sequence[str] | None = None
 ) -> pa.RecordBatchReader:
-    """Read all versions: the columns of the spec, `FROM` and `UNTIL`, ordered by partition and key, newest version first.
+    """Read all versions: the view's columns, `FROM` and `UNTIL`, ordered by partition and key, newest version first.
 
     ``where`` and ``columns`` may name `FROM` and `UNTIL`; with ``partition``, only that partition is read. Memory: the superseded
     versions of a partition, or of the keys in it that the filter selects, and a row group and a few batches of each of its
     files. Raises as `to_arrow` does.
     """
-    schema = history_schema(view.spec)
+    schema = history_schema(view)
     refuse_unknown(schema, columns)
     shown = schema.names if columns is None else list(columns)
     condition = all_of(parse_where(where, schema, ArrowTerms()))
@@ -79,23 +80,28 @@ def history_to_arrow(
 
 def _versions(view: View, where: str | None, schema: pa.Schema, partition: str) -> Iterator[Rows]:
     spec = view.spec
-    scan = scans(spec, where, schema, shared_columns(spec))
+    read = None if view.stamps is None else {*spec.schema.names, BATCH}
+    scan = scans(spec, where, schema, shared_columns(spec), read)
     past = _read_past(view, partition, scan(len(spec.renames)))
     for batch in batches(view, view.files(only=partition), scan):
         if batch.num_rows:
             met = count_rows_up_to(past, spec.stored_key, [batch[name][-1] for name in spec.stored_key])
-            alive = pa.Table.from_batches([batch]).append_column(DELETE_FLAG, pa.repeat(False, batch.num_rows))
-            alive = alive.append_column(BATCH, pa.repeat(LIVES, batch.num_rows))
-            yield _find_ends(pa.concat_tables([alive, past.slice(0, met)]), spec, schema)
+            alive = align(pa.Table.from_batches([batch]), pa.schema([*reader_schema(spec), *_PAST]))
+            both = [_mark(alive, lives=True), _mark(past.slice(0, met), lives=False)]
+            yield _find_ends(pa.concat_tables(both), view, schema)
             past = past.slice(met)
     if past.num_rows:
-        yield _find_ends(past, spec, schema)
+        yield _find_ends(_mark(past, lives=False), view, schema)
+
+
+def _mark(rows: Rows, *, lives: bool) -> Rows:
+    return rows.append_column(LIVES, pa.repeat(lives, rows.num_rows))
 
 
 def _read_past(view: View, partition: str, scan: Scan) -> Rows:
     """The rows of the partition's history files that pass the filter, in key order."""
     spec = view.spec
-    schema = pa.schema([*reader_schema(spec), (DELETE_FLAG, pa.bool_()), (BATCH, pa.int64())])
+    schema = pa.schema([*reader_schema(spec), *_PAST])
     tables = [schema.empty_table()]
     for file in view.history(partition):
         rows = read_file(view.objects.store, file.file, spec.history_schema, spec)
@@ -109,16 +115,18 @@ def _read_past(view: View, partition: str, scan: Scan) -> Rows:
     return rows.take(sort_by_key(rows, spec.stored_key))
 
 
-def _find_ends(rows: Rows, spec: TableSpec, schema: pa.Schema) -> Rows:
+def _find_ends(rows: Rows, view: View, schema: pa.Schema) -> Rows:
     """All rows of some keys to their versions, with `FROM` and `UNTIL`."""
-    rows = rows.append_column(_LIVES, pc.equal(rows[BATCH], LIVES))
-    order, wins = sort_by_rank(rows, spec, (BATCH, DELETE_FLAG), first=(_LIVES,))
+    spec = view.spec
+    if view.stamps is not None:
+        rows = add_received_at(rows, view.stamps)
+    order, wins = sort_by_rank(rows, spec, (BATCH, DELETE_FLAG), first=(LIVES,))
     newest = as_mask(wins)
     is_version = mark_versions(rows, spec, order, newest) & ~as_mask(rows[DELETE_FLAG].take(order))
     rows = rows.take(order)
     begins = rows[spec.order_by[0]]
     # A full extract's row lives, even below a delete that the table has forgotten.
-    endless = newest | as_mask(rows[_LIVES])
+    endless = newest | as_mask(rows[LIVES])
     before = pa.array(np.maximum(np.arange(rows.num_rows) - 1, 0), mask=endless)
     found = rows.append_column(FROM, begins).append_column(UNTIL, begins.take(before))
     return found.select(schema.names).cast(schema).filter(pa.array(is_version))

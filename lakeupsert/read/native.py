@@ -36,7 +36,7 @@ def files_to_scan(view: View, engine: str, where: str | None = None) -> Mapping[
     Logs which it is, and why. Raises ConfigurationError if the filter can't be used.
     """
     if where is not None:
-        parse_where(where, view.spec.schema, ArrowTerms())
+        parse_where(where, view.schema, ArrowTerms())
         log.info("%s reads through Arrow: it opens only the files that may have rows of the filter", engine)
         return None
     files = list(view.files())
@@ -64,6 +64,8 @@ def _why_arrow(view: View, files: Sequence[ViewFile]) -> str | None:
         return "there are no files"
     if view.number is None:
         return "the rows are merged while they are read"
+    if view.stamps is not None:
+        return "the ledger, not the files, has the receipt stamps of batches"
     if not home.startswith("file:"):
         return "the table is on a remote store, for which the engine has credentials of its own"
     if (superseded := sum(file.superseded for file in files)) > MOST_SUPERSEDED:

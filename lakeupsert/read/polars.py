@@ -22,7 +22,7 @@ def to_polars(view: View, columns: Sequence[str] | None = None, where: str | Non
     Arrow.
 
     Args:
-        columns: of the spec, in this order; default: all.
+        columns: of the view, in this order; default: all.
 
     Raises:
         ConfigurationError: Polars is not installed, there is no such column, or the filter can't be used.
@@ -31,7 +31,7 @@ def to_polars(view: View, columns: Sequence[str] | None = None, where: str | Non
         import polars as pl
     except ModuleNotFoundError as e:
         raise missing("polars") from e
-    schema = reader_schema(view.spec)
+    schema = reader_schema(view)
     refuse_unknown(schema, columns)
     empty = pl.from_arrow(schema.empty_table())
     assert isinstance(empty, pl.DataFrame)

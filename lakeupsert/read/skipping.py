@@ -165,10 +165,10 @@ class _Terms:
         return _Term(chance)
 
 
-def file_test(spec: TableSpec, where: str | None) -> FileTest:
-    """The test of the filter. Raises ConfigurationError if the filter can't be used."""
+def file_test(schema: pa.Schema, where: str | None) -> FileTest:
+    """The test of a filter on columns of ``schema``, which have field ids. Raises ConfigurationError if it can't be used."""
     terms = _Terms()
-    return _test(terms, cast(_Term | None, all_of(parse_where(where, spec.schema, cast(Terms, terms)))))
+    return _test(terms, cast(_Term | None, all_of(parse_where(where, schema, cast(Terms, terms)))))
 
 
 def key_test(spec: TableSpec, keys: Rows) -> FileTest:

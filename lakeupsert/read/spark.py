@@ -35,7 +35,7 @@ from lakeupsert.rows.datafiles import open_object
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import azureaccount
 from lakeupsert.table.layout import DATA, TableObjects
-from lakeupsert.table.spec import BATCH, DELETE_FLAG
+from lakeupsert.table.spec import BATCH, DELETE_FLAG, RECEIVED_AT
 from lakeupsert.table.types import normalize
 
 BLOCK = 1024
@@ -57,14 +57,29 @@ _VIEWS: WeakKeyDictionary[SparkSession, list[View]] = WeakKeyDictionary()
 def to_spark(
     spark: SparkSession, view: View, where: str | None = None, columns: Sequence[str] | None = None
 ) -> DataFrame:
-    """A DataFrame of the view's rows, with these columns of the spec; default: all, in its order.
+    """A DataFrame of the view's rows, with these columns of the view; default: all, in its order.
 
     Raises ConfigurationError if Spark has no type for a column, if there is no such column, or if the filter can't be used.
     """
-    refuse_unknown(view.spec.schema, columns)
-    types = {field.name: spark_type(field.type, field.name) for field in view.spec.schema}
+    refuse_unknown(view.schema, columns)
+    types = _types_in_files(view)
     frame = _frame(spark, view, types, view.files(where))
-    return _select(_where(frame, parse_where(where, view.spec.schema, SparkTerms())), columns)
+    if view.stamps is not None:
+        frame = _add_received_at(spark, frame, view.stamps)
+    return _select(_where(frame, parse_where(where, view.schema, SparkTerms())), columns)
+
+
+def _types_in_files(view: View) -> dict[str, s.DataType]:
+    """The types of the view's columns without `RECEIVED_AT`, which no file has."""
+    return {field.name: spark_type(field.type, field.name) for field in view.schema if field.name != RECEIVED_AT}
+
+
+def _add_received_at(spark: SparkSession, frame: DataFrame, stamps: pa.Array) -> DataFrame:
+    """``frame``, which has `BATCH`, with `RECEIVED_AT`. A null, of an adopted file, becomes batch 0."""
+    of_batch = frame_of(spark, pa.table({BATCH: np.arange(len(stamps)), RECEIVED_AT: stamps}))
+    numbered = frame.withColumn(BATCH, f.coalesce(f.col(BATCH), f.lit(0).cast("bigint")))
+    found = numbered.join(f.broadcast(of_batch), BATCH, "left")
+    return found.select([_quote(name) for name in (*frame.columns, RECEIVED_AT)])
 
 
 def _select(frame: DataFrame, columns: Sequence[str] | None) -> DataFrame:
@@ -75,18 +90,22 @@ def history_to_spark(
     spark: SparkSession, view: View, where: str | None = None, columns: Sequence[str] | None = None
 ) -> DataFrame:
     """A DataFrame of all versions, as of `history_to_arrow`, in no particular order. Raises as `to_spark` does."""
-    spec, schema = view.spec, history_schema(view.spec)
+    spec, schema = view.spec, history_schema(view)
     refuse_unknown(schema, columns)
-    types = {field.name: spark_type(field.type, field.name) for field in spec.schema}
+    types = _types_in_files(view)
     conjuncts = parse_where(where, schema, SparkTerms())
     partitions = list(view.partitions(where, schema))
     alive = _frame(spark, view, types, (file for name in partitions for file in view.files(only=name)))
-    alive = alive.withColumns({DELETE_FLAG: f.lit(False), BATCH: f.lit(LIVES)})
-    types |= {DELETE_FLAG: s.BooleanType(), BATCH: s.LongType()}
+    batch = f.col(BATCH) if BATCH in types else f.lit(0).cast("bigint")
+    alive = alive.withColumns({BATCH: batch, DELETE_FLAG: f.lit(False), LIVES: f.lit(True)})
+    types |= {BATCH: s.LongType(), DELETE_FLAG: s.BooleanType()}
     past = _frame(spark, view, types, (file for name in partitions for file in view.history(name)))
-    rows = _where(alive.union(past), [c for c in conjuncts if c.columns <= shared_columns(spec)])
+    rows = alive.unionByName(past.withColumn(LIVES, f.lit(False)))
+    if view.stamps is not None:
+        rows = _add_received_at(spark, rows, view.stamps)
+    rows = _where(rows, [c for c in conjuncts if c.columns <= shared_columns(spec)])
     value = {name: f.col(_quote(name)) for name in types}
-    lives = value[BATCH] == LIVES
+    lives = f.col(LIVES)
     newest_first = [*(window_order(value[o.column], o) for o in spec.ordering), lives.desc()]
     ties = [*([DELETE_FLAG, *spec.content] if spec.ties == "content" else []), BATCH, DELETE_FLAG]
     key = [value[name] for name in dict.fromkeys((*spec.partition_by, *spec.key))]

@@ -4,10 +4,10 @@ Readers never list folders: a snapshot names manifests, and manifests name files
 workers write the next one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time
 from functools import cached_property, reduce
 from itertools import islice
@@ -27,9 +27,10 @@ from lakeupsert.storage import ObjectStore
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects, partition_scalars
+from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import BucketEntry, DataFile
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import TableSpec, field_id
+from lakeupsert.table.spec import VERSION_FIELDS, TableSpec, field_id
 
 MANIFESTS_AHEAD = 32
 """Requests at the same time for the manifests of a table on a remote store. A reader of one partition sends one."""
@@ -105,6 +106,7 @@ class View:
         number: of the snapshot; None if it is in no chain. Then the view is `latest`, or nothing was published yet and there are
             no rows.
         pinned: the buckets of partitions for which the snapshot names no version.
+        stamps: the receipt stamp of each batch, by ledger number, if rows have the columns `VERSION_FIELDS`; None: they do not.
     """
 
     objects: TableObjects
@@ -112,10 +114,11 @@ class View:
     snapshot: Snapshot
     number: int | None
     pinned: Mapping[str, Sequence[BucketEntry]] = field(default_factory=dict)
+    stamps: pa.Array | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         """For tasks elsewhere: the same view, which opens the table's chains anew."""
-        return _reopen, (self.objects.store, self.spec, self.snapshot, self.number, dict(self.pinned))
+        return _reopen, (self.objects.store, self.spec, self.snapshot, self.number, dict(self.pinned), self.stamps)
 
     @classmethod
     def open(cls, objects: TableObjects, newest_spec: TableSpec, snapshot: str | int | date = "published") -> "View":
@@ -136,16 +139,37 @@ class View:
             )
         return cls(objects, spec.body, link.body, link.number)
 
+    def with_versions(self, headers: Callable[[int], Sequence[LedgerEntry]]) -> "View":
+        """The view with rows that have the columns `VERSION_FIELDS`.
+
+        ``headers`` returns the ledger entries from 0 to a number. Raises ConfigurationError if the table does not store them.
+        """
+        if not self.spec.versions:
+            raise ConfigurationError(
+                "no-versions",
+                "The table does not store which batch a row came with. Nothing was read.",
+                next="create a new table with `versions = true`, and load the landing files into it; `lakeupsert explain` shows "
+                "the batches of one key",
+            )
+        entries = headers(self.snapshot.batch) if self.snapshot.partitions else ()
+        stamps = pa.array([entry.received_at for entry in entries], pa.int64())
+        return replace(self, stamps=stamps.cast(pa.timestamp("us", "UTC")))
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns that readers see, with field ids."""
+        return self.spec.schema if self.stamps is None else pa.schema([*self.spec.schema, *VERSION_FIELDS])
+
     def partitions(self, where: str | None, schema: pa.Schema | None = None) -> Iterator[str]:
         """See `partitions_of`."""
-        return partitions_of(self.spec, self.snapshot.partitions, where, schema)
+        return partitions_of(self.spec, self.snapshot.partitions, where, self.schema if schema is None else schema)
 
     def files(self, where: str | None = None, only: str | None = None) -> Iterator[ViewFile]:
         """The files to open for the filter, by partition and key; with ``only``, those of one partition.
 
         Left out are files whose statistics rule out that a row passes.
         """
-        may_pass = file_test(self.spec, where)
+        may_pass = file_test(self.schema, where)
         for partition, buckets in self._buckets_of(self.partitions(where) if only is None else iter([only])):
             values = partition_scalars(self.spec, partition) if where else {}
             for bucket in buckets:
@@ -210,8 +234,9 @@ def _reopen(
     snapshot: Snapshot,
     number: int | None,
     pinned: Mapping[str, Sequence[BucketEntry]],
+    stamps: pa.Array | None,
 ) -> View:
-    return View(TableObjects(store), spec, snapshot, number, pinned)
+    return View(TableObjects(store), spec, snapshot, number, pinned, stamps)
 
 
 def partitions_of(

@@ -26,7 +26,7 @@ from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
 from lakeupsert.table import metadata
 from lakeupsert.table.layout import HOME, STATEMENT_ROWS, partition_of, rebuild_command
 from lakeupsert.table.manifest import DataFile, PieceEnd, TombstoneFile
-from lakeupsert.table.spec import DELETE_FLAG, TableSpec
+from lakeupsert.table.spec import BATCH, DELETE_FLAG, TableSpec
 from lakeupsert.table.types import leaves
 
 ROW_GROUP_BYTES = 32 << 20
@@ -529,6 +529,8 @@ def align(rows: Rows, schema: pa.Schema) -> Rows:
         at = rows.schema.get_field_index(field.name)
         if field.name == DELETE_FLAG and at < 0:
             columns.append(pa.repeat(pa.scalar(False), rows.num_rows))
+        elif field.name == BATCH and at < 0:  # adopted files, and appended ones, whose rows get theirs in the merge
+            columns.append(pa.repeat(pa.scalar(0, field.type), rows.num_rows))
         elif at < 0:
             columns.append(pa.nulls(rows.num_rows, field.type))
         elif rows.schema.field(at).type.equals(field.type):

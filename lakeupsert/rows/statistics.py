@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakeupsert.table.manifest import Bound, ColumnStatistics
-from lakeupsert.table.spec import TableSpec, field_id
+from lakeupsert.table.spec import BATCH, TableSpec, field_id
 from lakeupsert.table.types import leaves
 
 MOST_COLUMNS = 32
@@ -43,7 +43,8 @@ class StatisticsColumn(NamedTuple):
 
 
 def columns_with_statistics(spec: TableSpec, files: int) -> Sequence[StatisticsColumn]:
-    """Those of each base file of a partition that has so many: key and ordering columns first, then others in their order."""
+    """Those of each base file of a partition that has so many: key and ordering columns and the batch first, then others in their
+    order."""
     return _columns(spec)[: min(MOST_COLUMNS, MOST_A_PARTITION // files)]
 
 
@@ -56,8 +57,9 @@ def foreign_columns(schema: pa.Schema, first: Iterable[str]) -> Sequence[Statist
 
 @lru_cache(maxsize=64)  # each merge of a bucket asks
 def _columns(spec: TableSpec) -> list[StatisticsColumn]:
-    names = dict.fromkeys((*spec.stored_key, *spec.order_by, *spec.stored_schema.names))
-    return _among(spec.base_schema, {name: field_id(spec.schema.field(name)) for name in names})
+    batch = [BATCH] if spec.versions else []
+    names = dict.fromkeys((*spec.stored_key, *spec.order_by, *batch, *spec.stored_schema.names))
+    return _among(spec.base_schema, {name: field_id(spec.base_schema.field(name)) for name in names})
 
 
 def _among(schema: pa.Schema, ids: Mapping[str, int]) -> list[StatisticsColumn]:

@@ -63,6 +63,7 @@ def create(  # many parameters, because a spec fixes that many settings; each is
     groups: Sequence[ColumnGroup] = (),
     key_scope: Literal["partition", "table"] = "partition",
     history: bool = False,
+    versions: bool = False,
     later: Sequence[pa.Field] = (),
 ) -> TableSpec:
     """Create the first spec of a table.
@@ -82,6 +83,7 @@ def create(  # many parameters, because a spec fixes that many settings; each is
     needed = {
         "columns": mode == "columns",
         "history": history,
+        "versions": versions,
         "key_scope": key_scope == "table",
         "no_partition_columns": not partitions,
         "hash_partitions": any(p.function == "bucket" for p in partitions),
@@ -99,6 +101,7 @@ def create(  # many parameters, because a spec fixes that many settings; each is
         groups=tuple(groups),
         key_scope=key_scope,
         history=history,
+        versions=versions,
         requires=tuple(feature for feature, is_needed in needed.items() if is_needed),
         partition_by=tuple(p.column for p in partitions),
         partition_from=tuple(p for p in partitions if p.function),

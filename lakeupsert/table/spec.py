@@ -34,7 +34,10 @@ HAS = "_lakeupsert_has"
 OLDER = "_lakeupsert_older"
 """List column of base and delta files of such tables: the columns that come from records of lower order, with these orders."""
 BATCH = "_lakeupsert_batch"
-"""Integer column of history files: the ledger number of the row's batch; for a stored row, of the last merged batch."""
+"""Integer column: the ledger number of the row's batch. Base and delta files have it if the table has `versions`, history files
+always. There a delete that was stored has the number of the last merged batch; without `versions`, so has any stored row."""
+RECEIVED_AT = "_lakeupsert_received_at"
+"""The receipt stamp of the row's batch. No file has it: readers take it from the ledger."""
 MOVED_TO = "_lakeupsert_moved_to"
 """Text column of appended files with deletes that `append` wrote: the partition that the key moved to."""
 HIDDEN_IDS = 2_000_000_000
@@ -47,6 +50,7 @@ FEATURES = frozenset(
     {
         "columns",
         "history",
+        "versions",
         "renames",
         "key_scope",
         "file_names",
@@ -278,6 +282,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         nulls: whether a null is a value that a record brings. Only for mode columns, as are ``groups``.
         key_scope: whether a key has one row in each ``partition``, or in the whole ``table`` (`engine.keyindex`).
         history: whether merges keep the versions that they supersede (`read.history`).
+        versions: whether a row's batch is stored with it, as `BATCH`.
         requires: format features that a reader or writer must know to use the table.
         arrow_schema: the schema as Arrow IPC in base64, with field ids in the fields' metadata and with the partition columns.
         renames: all renames, drops and retypes, oldest first.
@@ -304,6 +309,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     groups: tuple[ColumnGroup, ...] = ()
     key_scope: Literal["partition", "table"] = "partition"
     history: bool = False
+    versions: bool = False
     requires: tuple[str, ...] = ()
     fields: tuple[FieldText, ...]
     arrow_schema: str
@@ -336,12 +342,13 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def base_schema(self) -> pa.Schema:
         """Base and delta files."""
+        batch = [BATCH_FIELD] if self.versions else []
         if self.mode == "rows":
-            return self.stored_schema
+            return pa.schema([*self.stored_schema, *batch])
         types = (self.schema.field(name).type for name in self.all_orders)
         orders = [_hidden(f"o{i}", type_, 4 + i) for i, type_ in enumerate(types)]
         part = _hidden("item", pa.struct([_hidden("has", pa.binary(), 3), *orders]), 2)
-        return pa.schema([*self.stored_schema, _hidden(HAS, pa.binary(), 0), _hidden(OLDER, pa.list_(part), 1)])
+        return pa.schema([*self.stored_schema, _hidden(HAS, pa.binary(), 0), _hidden(OLDER, pa.list_(part), 1), *batch])
 
     @cached_property
     def all_orders(self) -> tuple[str, ...]:
@@ -551,6 +558,12 @@ def _hidden(name: str, type_: pa.DataType, number: int) -> pa.Field:
     return pa.field(name, type_, metadata={FIELD_ID: str(HIDDEN_IDS + number).encode()})
 
 
+BATCH_FIELD = _hidden(BATCH, pa.int64(), 1_000_000)
+"""`BATCH` in base and delta files."""
+VERSION_FIELDS = (BATCH_FIELD, _hidden(RECEIVED_AT, pa.timestamp("us", tz="UTC"), 1_000_001))
+"""The columns that readers get with ``versions``."""
+
+
 def field_id(field: pa.Field) -> int:
     return int(field.metadata[FIELD_ID])
 
@@ -563,7 +576,7 @@ def check_spec(old: TableSpec | None, new: TableSpec) -> None:
     fixed = (
         "table_id", "key", "order_by", "ascending", "nulls_first", "order_in_name", "ties", "partition_by",
         "partition_from", "stamped", "mode", "nulls", "groups", "key_scope", "history",
-        "delete", "bucket_count",
+        "versions", "delete", "bucket_count",
     )  # fmt: skip
     broken = [name for name in fixed if getattr(old, name) != getattr(new, name)]
     broken += [f"field {f.id} ({f.name})" for f in old.fields if kept.get(f.id) != renamed.get(f.name, f.name)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import total_ordering
 from typing import Any
 
@@ -19,7 +20,7 @@ class Rules:
     ``partition`` names the partition columns. Those that are ``hashed`` are not in the rows that land: each is the hash of some
     columns modulo a number. In ``ascending`` ordering columns the smallest value wins, in ``nulls_first`` ones null wins.
     ``content``: the columns that decide between equal ordering values, instead of arrival. With ``in_table`` a key has one row
-    in the whole table.
+    in the whole table. With ``versions`` rows have the batch that they came with, and its receipt stamp.
     """
 
     key: tuple[str, ...]
@@ -32,6 +33,7 @@ class Rules:
     content: tuple[str, ...] | None = None
     in_table: bool = False
     hashed: Mapping[str, tuple[Sequence[str], int]] = field(default_factory=dict)
+    versions: bool = False
 
     def complete(self, row: Row) -> dict[str, Any]:
         """A row that landed with its hashed columns, as readers see it."""
@@ -88,21 +90,27 @@ def expected(
     """
     entries = list(entries)
     ledger = dict(entries)
-    best: dict[tuple[Any, ...], tuple[tuple[Any, ...], Row, bool]] = {}
+    best: dict[tuple[Any, ...], tuple[tuple[Any, ...], dict[str, Any], bool]] = {}
     quarantined: dict[str, Sequence[Row]] = {}
 
     def add(landed_row: Row, batch: int, file: int, place: int, *, is_shown: bool = True) -> None:
         row = rules.complete(landed_row)
         key = (*(() if rules.in_table else (row[c] for c in rules.partition)), *(row[c] for c in rules.key))
         ranked = rank(row, rules, batch, file, place)
+        row |= version(batch)
         if key not in best or best[key][0] < ranked:
             best[key] = ranked, row, is_shown
+
+    def version(batch: int) -> dict[str, Any]:
+        received_at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ledger[batch].received_at)
+        names = ("_lakeupsert_batch", "_lakeupsert_received_at")
+        return dict(zip(names, (batch, received_at), strict=True)) if rules.versions else {}
 
     unchanged: list[Row] = []
     for partition, touched in ledger[0].touched.items():
         files = [(adopted or {})[f.name] for f in touched.files]
         if partition in unsettled:
-            unchanged += [row for rows in files for row in rows]
+            unchanged += [{**row, **version(0)} for rows in files for row in rows]
             if not rules.in_table:
                 continue
         for file, rows in enumerate(files):

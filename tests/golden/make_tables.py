@@ -55,6 +55,7 @@ CASES = {
     "restored": Case({"strategy": "delta"}, change=restore),
     "whole": Case({"partition_by": (), "strategy": "delta"}),
     "hashed": Case({"partition_by": ("d", "bucket(3, k)"), "strategy": "delta"}),
+    "versions": Case({"versions": True, "strategy": "delta"}, prepare=adopt),
     "floors": Case({"tombstone_retention": "0s", "strategy": "rewrite"}),
 }
 

@@ -47,6 +47,7 @@ processed = "processed/sales"
 key = ["order_id", "line_no"]
 partition_by = ["transaction_date"]
 history = true
+versions = true
 """
 HEADER = "order_id,line_no,transaction_date,item,price,discount,amount,record_timestamp\n"
 NIGHTS = {

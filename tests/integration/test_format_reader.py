@@ -115,7 +115,8 @@ def test_a_table_of_an_earlier_release(name: str, make_tables: ModuleType, tmp_p
 
 
 @pytest.mark.parametrize(
-    "name", ["adopted", "columns", "floors", "hashed", "history", "key_scope", "renames", "restored", "whole"]
+    "name",
+    ["adopted", "columns", "floors", "hashed", "history", "key_scope", "renames", "restored", "versions", "whole"],
 )
 def test_a_table_of_today(name: str, make_tables: ModuleType, folder: Path) -> None:
     case = make_tables.CASES[name]

@@ -144,7 +144,8 @@ def run_commands(lines: str, root: Path) -> None:
 def assert_as_on_the_page(example: Example, table: Table) -> None:
     for block in {READERS, HISTORY} & set(example.blocks):
         header, rows = expected(example, block)
-        found = table.to_arrow(history=block == HISTORY).read_all().to_pylist()
+        read = table.to_arrow(history=block == HISTORY, versions=table.settings.versions)
+        found = read.read_all().to_pylist()
         assert sorted([as_written(row[name]) for name in header] for row in found) == rows
 
 

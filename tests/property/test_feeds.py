@@ -40,7 +40,17 @@ from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import WHOLE_TABLE, TableObjects
 from lakeupsert.table.manifest import BucketEntry, Changes, DataFile, TombstoneFile
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
-from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, ColumnGroup, DeleteRule, Ordering, TableSpec
+from lakeupsert.table.spec import (
+    DELETE_FLAG,
+    FILE,
+    HAS,
+    PLACE,
+    STATEMENTS,
+    ColumnGroup,
+    DeleteRule,
+    Ordering,
+    TableSpec,
+)
 from lakeupsert.testing.rounds import TIMES
 from lakeupsert.testing.spark import collect
 
@@ -449,7 +459,7 @@ def test_a_statement_stands_between_the_records_before_and_after_it(
     """Any order, split and repetition of the records before it lets it see the same rows, and any of the records after it makes
     the same table. Some of the latter came before, too: they are like any others."""
     rng = random.Random(f"{kind} {seed}")
-    spec = spec_of(rng, ties="arrival" if kind == "update" else None).with_statements()
+    spec = spec_of(rng, ties="arrival" if kind == "update" else None).requiring(STATEMENTS)
     before = {partition: feed(spec, rng, *size_of(spec)) for partition in partitions_of(spec)}
     after = {partition: feed(spec, rng, *size_of(spec)) for partition in before}
     between: dict[str, list[Record]] = {}
@@ -853,7 +863,7 @@ def test_an_update_brings_the_columns_that_it_sets(seed: int, engines: list[Engi
     """In the order of the row, or of the columns' group; for any order, split and repetition of the records before it, and of
     those after it."""
     rng = random.Random(f"update of columns {seed}")
-    spec = spec_of_columns(rng).with_statements()
+    spec = spec_of_columns(rng).requiring(STATEMENTS)
     feeds = [{f"part={n}": feed_of_columns(spec, rng) for n in range(FEEDS // 2)} for _ in range(2)]
     feeds = [{p: records for p, records in feed.items() if all(other[p] for other in feeds)} for feed in feeds]
     between = {p: [r for row in rows_of_columns(spec, of_p) for r in set_v(spec, row)] for p, of_p in feeds[0].items()}

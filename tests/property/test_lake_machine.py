@@ -82,6 +82,7 @@ class LakeMachine(RuleBasedStateMachine):
         content=st.booleans(),
         publishers=st.sampled_from([(), ("delta",), ("delta", "iceberg")]),
         partition_by=PARTITIONS,
+        versions=st.booleans(),
     )
     def choose_settings(
         self,
@@ -93,6 +94,7 @@ class LakeMachine(RuleBasedStateMachine):
         content: bool,
         publishers: Any,
         partition_by: tuple[str, ...],
+        versions: bool,
     ) -> None:
         self.patch.setattr(strategy, "TOGETHER", together)
         self.patch.setattr(key_places, "MOST_CHANGED", together - 2)
@@ -109,6 +111,7 @@ class LakeMachine(RuleBasedStateMachine):
             partition_by=partition_by,
             ties=ties,
             key_scope=self.key_scope,
+            versions=versions,
             publishers=publishers,
             iceberg=iceberg_settings(self.root) if "iceberg" in publishers else None,
         )

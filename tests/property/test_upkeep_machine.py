@@ -160,6 +160,7 @@ class UpkeepMachine(RuleBasedStateMachine):
         bucket=st.sampled_from([MANY_BUCKETS, "256MiB"]),
         publishers=st.sampled_from([(), ("delta",)]),
         partition_by=st.sampled_from([("d",), ("d",), (), ("bucket(2, k)",), ("d", "bucket(2, k)")]),
+        versions=st.booleans(),
     )
     def adopt(
         self,
@@ -171,6 +172,7 @@ class UpkeepMachine(RuleBasedStateMachine):
         bucket: str,
         publishers: Any,
         partition_by: tuple[str, ...],
+        versions: bool,
     ) -> None:
         """Some lakes begin as plain Parquet with a key more than once; who adopts it dies, and then two do it at once."""
         self.patch.setattr(strategy, "TOGETHER", together)
@@ -182,7 +184,7 @@ class UpkeepMachine(RuleBasedStateMachine):
         if any(text.startswith("bucket") for text in partition_by):
             files = []  # nobody else's files are in these folders
         settings = {"strategy": chosen, "bucket": bucket, "publishers": publishers, "partition_by": partition_by}
-        self.lake = Lake(self.root, **self.lake.given, **settings)
+        self.lake = Lake(self.root, **self.lake.given, **settings, versions=versions)
         homes: dict[str, date] = {}
         for number, rows in enumerate(files):
             if self.key_scope == "table":  # others are refused
@@ -345,7 +347,7 @@ class UpkeepMachine(RuleBasedStateMachine):
     @rule()
     def read_latest(self) -> None:
         """Whatever is half merged, not published or withdrawn."""
-        view = self.lake.table.view("latest")
+        view = self.lake.view("latest")
         assert view.snapshot.batch == self.lake.entries()[-1][0]
         assert to_arrow(view).read_all().to_pylist() == self.lake.expected_in(view)
 
@@ -382,7 +384,7 @@ class UpkeepMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def begin_to_read(self, data: Any) -> None:
         numbers = [link.number for link in self.lake.table.snapshots()]
-        view = self.lake.table.view(data.draw(st.sampled_from([*numbers, "latest"])))
+        view = self.lake.view(data.draw(st.sampled_from([*numbers, "latest"])))
         self.readers.append(Reader(view, self.lake.expected_in(view)))
 
     @precondition(lambda self: self.lake.table.snapshots())
