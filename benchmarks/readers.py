@@ -22,6 +22,7 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from benchmarks.machine import commit, facts, sentence, versions
 from benchmarks.rows import coming, settings
@@ -81,6 +82,9 @@ def sides(table: Table) -> Mapping[str, Read]:
         ),
         "Polars, list of files": lambda: (
             pl.scan_parquet(listed, hive_partitioning=True).select(COLUMN).collect().to_arrow()
+        ),
+        "pyarrow, one file after the other": lambda: pa.concat_tables(
+            [pq.ParquetFile(path).read(columns=[COLUMN], use_threads=False) for path in listed]
         ),
         "`to_duckdb`": lambda: anew().to_duckdb(duckdb.connect()).select(COLUMN).to_arrow_table(),
         "`to_polars`": lambda: anew().to_polars().select(COLUMN).collect().to_arrow(),

@@ -48,9 +48,8 @@ class LocalStore:
         return f"LocalStore({self.root!r})"
 
     def uri(self, name: str = "") -> str:
-        return (
-            "file://" + _QUOTED.sub(_quote, os.fsencode(self._path(name))).decode()
-        )  # as `Path.as_uri`, in a tenth of its time
+        # As `Path.as_uri`, in a sixth of its time: planning needs one for each file.
+        return "file://" + _QUOTED.sub(_quote, os.fsencode(self._path(name))).decode()
 
     def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
         self.requests.count("get")
