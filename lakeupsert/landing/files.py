@@ -98,7 +98,8 @@ class Preview:
 
     Attributes:
         partitions: rows by partition, without rows that have no valid partition (they go to quarantine).
-        share: the fraction of the file's bytes that was read; below 1, ``partitions`` is an estimate for the whole file.
+        unplaced: rows that name no partition, if the key index may place them.
+        share: the fraction of the file's bytes that was read; below 1, these are estimates for the whole file.
         unreadable: why the file as a whole can't be read, or None.
     """
 
@@ -106,6 +107,7 @@ class Preview:
     partitions: dict[str, int]
     share: float = 1.0
     unreadable: str | None = None
+    unplaced: int = 0
 
 
 def format_of(path: str, configured: str) -> str | None:
@@ -387,6 +389,7 @@ def preview(store: ObjectReader, file: LandingInput, reading: Reading, spec: Tab
     """
     columns = partition_sources(spec) or spec.key[:1]  # of no column, ORC reads no row
     partitions: Counter[str] = Counter()
+    unplaced = 0
     share = 1.0
     try:
         kind = kind_of(file, reading)
@@ -407,6 +410,7 @@ def preview(store: ObjectReader, file: LandingInput, reading: Reading, spec: Tab
                 block = under_table_names(block, spec)
                 values = {column: block.convert(column, spec.schema.field(column).type)[0] for column in columns}
                 names = partition_names(spec, values | derived_columns(spec, values), len(block.places))
+                unplaced += names.null_count if spec.takes_key_alone else 0
                 counts = pc.value_counts(names.drop_null())
                 partitions.update({c["values"]: c["counts"] for c in counts.to_pylist()})
                 if sampled and not spread and ahead.tell() >= size:
@@ -414,7 +418,8 @@ def preview(store: ObjectReader, file: LandingInput, reading: Reading, spec: Tab
                     break
     except UnreadableFileError as e:
         return Preview(file.path, {}, share, unreadable=e.reason)
-    return Preview(file.path, {name: round(rows / share) for name, rows in partitions.items()}, share)
+    by_name = {name: round(rows / share) for name, rows in partitions.items()}
+    return Preview(file.path, by_name, share, unplaced=round(unplaced / share))
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
         cost=Cost(0.0, 0.0, None, price_list.currency, price_list.as_of),
         nights=len(nights),
         estimated=any(p.share < 1 for p in previews),
-        notes=(*notes, *_unreadable(previews)),
+        notes=(*notes, *_unreadable(previews), *_unplaced(previews)),
     )
     return replace(unpriced, cost=_cost(unpriced, price_list))
 
@@ -290,6 +290,17 @@ def _unreadable(previews: Sequence[Preview]) -> list[str]:
     if not unreadable:
         return []
     return [f"{count(len(unreadable), 'landing file')} can't be read and would be set aside; {unreadable[0]}"]
+
+
+def _unplaced(previews: Sequence[Preview]) -> list[str]:
+    """A warning about rows that name no partition, if there are any."""
+    rows = sum(one.unplaced for one in previews)
+    if not rows:
+        return []
+    return [
+        f"{count(rows, 'row')} of the new files {'names' if rows == 1 else 'name'} no partition. The key index decides where "
+        "they count, so the plan leaves them out, and partitions that only they touch"
+    ]
 
 
 def _rows_by_partition(previews: Iterable[Preview]) -> Counter[str]:
