@@ -27,13 +27,11 @@ from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.rows.rank import sort_by_rank
 from lakeupsert.table.ledger import Reason
-from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, PLACE, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, OF_EARLIER_BATCH, PLACE, TableSpec
 
 HASH = "_lakeupsert_hash"
 ALONE = "_lakeupsert_alone"
 """Boolean column: the row landed without a partition."""
-_BEFORE_ALL = -1
-"""`FILE` and `PLACE` of a delete that an earlier batch brought: it loses to every row of this batch with its order."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ class _Lives:
         self._rows, self._unknown = rows, unknown
         known = stored
         for name, type_ in ((FILE, pa.int32()), (PLACE, pa.int64())):
-            known = known.append_column(name, pa.repeat(pa.scalar(_BEFORE_ALL, type_), stored.num_rows))
+            known = known.append_column(name, pa.repeat(pa.scalar(OF_EARLIER_BATCH, type_), stored.num_rows))
         self._both = _by_age((known, rows), [*spec.tombstone_schema.names, PARTITION, DELETE_FLAG, FILE, PLACE])
         order, wins = sort_by_rank(self._both, spec, (AGE, FILE, PLACE))
         self._first, self._order, self._begins = stored.num_rows, order.to_numpy(), np.flatnonzero(as_mask(wins))

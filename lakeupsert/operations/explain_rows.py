@@ -29,7 +29,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import HASH_BITS, DataFile, Manifest, Part, TombstoneFile
-from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, PLACE, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, OF_EARLIER_BATCH, PLACE, TableSpec
 
 Source = Literal["appended", "adopted", "base", "delta", "tombstone"]
 
@@ -68,7 +68,10 @@ class KeyRow:
 
     @property
     def file(self) -> str | None:
-        return self.link.body.sources[self.value(FILE)] if self.link and self.source == "appended" else None
+        if self.link is None or self.source != "appended" or self.value(FILE) == OF_EARLIER_BATCH:
+            return None
+        sources: Sequence[str] = self.link.body.sources
+        return sources[int(self.value(FILE))]
 
     def __str__(self) -> str:
         what = f"record of {self.moved_to}" if self.moved_to else "delete" if self.deletes else "row"

@@ -27,6 +27,8 @@ FILE = "_lakeupsert_file"
 """Integer column of appended files: the landing file's place in its batch. `FILE` and `PLACE` are the last parts of a rank."""
 PLACE = "_lakeupsert_place"
 """Integer column of appended files: the row's place in its landing file."""
+OF_EARLIER_BATCH = -1
+"""`FILE` and `PLACE` of a delete that an earlier batch brought, and `append` copied: it loses to rows of its own order."""
 HAS = "_lakeupsert_has"
 """Binary column of all files of tables in mode columns: the columns that the row brings by its order, one bit per field id."""
 OLDER = "_lakeupsert_older"
