@@ -261,7 +261,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     partitions = _partitions(converted, is_delete, refusals, spec)
     _check_order(columns, is_delete, refusals, rules)
     if spec.mode == "columns":
-        columns[HAS], unordered = find_brought_columns(columns, partial(_has, block, converted.unavailable), spec)
+        columns[HAS], unordered = find_brought_columns(columns, partial(_has, block, converted, spec), spec)
         for reason, rows in unordered.items():
             refusals.add("order_missing", rows, reason)
 
@@ -273,12 +273,6 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     if refusals.refused.any():
         accepted = accepted.filter(pa.array(~refusals.refused))
     return CheckedRows(accepted, refusals.table(), names_in_file(block))
-
-
-def _has(block: Block, unavailable: Mapping[str, Mask], name: str) -> Mask:
-    """Which rows bring a column."""
-    brings = block.has(name)
-    return brings & ~unavailable[name] if name in unavailable else brings
 
 
 def new_columns(block: Block, spec: TableSpec) -> set[str]:
@@ -307,6 +301,14 @@ class _ConvertedColumns:
     partition_unfit: dict[str, Mask]
     unfit_nested: list[str]
     unavailable: dict[str, Mask]
+
+
+def _has(block: Block, converted: _ConvertedColumns, spec: TableSpec, name: str) -> Mask:
+    """Which rows bring a column. One that a partition is computed from they bring with a value: without it they name none."""
+    brings = block.has(name)
+    if name in partition_sources(spec):
+        brings = brings & as_mask(converted.columns[name].is_valid())
+    return brings & ~converted.unavailable[name] if name in converted.unavailable else brings
 
 
 def _convert_columns(

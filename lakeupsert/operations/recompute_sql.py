@@ -102,7 +102,7 @@ def winners(spec: TableSpec, key: str) -> str:
             f"SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY {unique} ORDER BY {rank(spec)}) AS {NTH} FROM landed) "
             f"WHERE {NTH} = 1 AND NOT {DELETED}"
         )
-    unique, partition = key, []
+    unique, partition, sources = key, [], {source for one in spec.partition_from for source in one.sources}
     if spec.key_scope == "table":  # a key's records with a partition since its last delete name the same one
         unique = ", ".join(map(identifier, spec.key))
         partition = [
@@ -118,7 +118,7 @@ def winners(spec: TableSpec, key: str) -> str:
         ordered = " OR ".join(f"{identifier(name)} IS NOT NULL" for name in orders) if spec.groups else "true"
         for name in ids:
             brings = "true" if name in orders else f"list_contains({HAS}, {literal(name.lower())})"
-            if spec.nulls == "keep" and name not in orders:
+            if (spec.nulls == "keep" or name in sources) and name not in orders:
                 brings += f" AND {identifier(name)} IS NOT NULL"
             # In a struct, because arg_min ignores nulls.
             value = f"struct_pack(v := CASE WHEN NOT {DELETED} THEN {identifier(name)} END)"
