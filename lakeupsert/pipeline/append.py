@@ -11,7 +11,7 @@ Repeat    safe: a landing file counts once, by path and content; a crash before 
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
@@ -36,6 +36,7 @@ from lakeupsert.pipeline.full_extract import (
 )
 from lakeupsert.pipeline.next_spec import fruitless_files, plan_spec, under_old_names, unfit_files, without_operations
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.quarantine_limit import refuse_above_limit
 from lakeupsert.table.chain import LOST, Lost, until_won
 from lakeupsert.table.ledger import ChosenHost, LandingFile, LedgerEntry, QuarantineFile, Scope
 
@@ -164,7 +165,7 @@ def _attempt(
         return LOST
     try:
         entry = _entry(table, ground, plan, reports, chosen)
-        _refuse_above_limit(table, ground, entry, examples_of(reports))
+        refuse_above_limit(table, ground, entry, examples_of(reports))
         if request.full:
             entry = full_extract_entry(table, plan.job.spec, ground, request, entry, reports)
         link = commit_batch(table, host, ground, plan.job, entry, files, progress)
@@ -296,32 +297,3 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
         host=chosen,
         operations=operations if rows.total() and job.spec.delete and job.spec.delete.column else None,
     )
-
-
-def _refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry, examples: Mapping[str, str]) -> None:
-    unreadable = entry.quarantined.get("unreadable_file", 0)  # one row for each such file
-    refused, rows = entry.rows_quarantined - unreadable, entry.rows_read - unreadable
-    is_first = _is_first(table, ground)
-    if table.settings.within_limit(refused, rows, is_first=is_first):
-        return
-    allowed = table.settings.limit_text(refused, rows, is_first=is_first)
-    reasons = ", ".join(f"{n} {reason}" for reason, n in entry.quarantined.items())
-    usual = max(examples.keys() - {"unreadable_file"}, key=lambda reason: entry.quarantined[reason])
-    names = [f.name for f in entry.quarantine[:3]]
-    files = ", ".join(map(table.store.uri, names))
-    raise RefusedError(
-        "quarantine-limit",
-        f"Batch of {count(len(entry.files), 'file')} for table {table.name!r}: {refused} of {rows} rows would be quarantined "
-        f"({reasons}), for example {examples[usual]} `quarantine_limit` allows {allowed}. Nothing was committed. The refused "
-        f"rows are in {files} (Parquet).",
-        next=f"look at them (`lakeupsert quarantine {' '.join(names)}`), then correct the landing files, or raise "
-        "`quarantine_limit`, and run the same command again",
-    )
-
-
-def _is_first(table: OpenTable, ground: Ground) -> bool:
-    """Whether the table has no batch and no adopted file yet: then this batch decides which types the columns have."""
-    if ground.head is None:
-        return True
-    begin = table.entry(0)
-    return not any(e.kind == "batch" for e in ground.entries) and not (begin and begin.body.touched)

@@ -21,12 +21,13 @@ from lakeupsert import clock
 from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.reports import Refused, Report
-from lakeupsert.errors import LakeupsertError, TryAgainError
+from lakeupsert.errors import LakeupsertError, RefusedError, TryAgainError
 from lakeupsert.events import BatchCommit
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.pipeline.discover import Ground
 from lakeupsert.pipeline.key_places import settle_keys
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.quarantine_limit import refuse_above_limit
 from lakeupsert.pipeline.retypes import enter, is_waiting
 from lakeupsert.queue import Message
 from lakeupsert.table.chain import LOST, Link, Lost, Outcome
@@ -86,7 +87,7 @@ def commit_batch(
     """Append the spec of ``job`` if it is new, then ``entry``; `LOST` if the heads have moved on.
 
     ``files`` are all objects that the batch wrote. They are deleted after a lost race, and only then. ``host``: where a key index
-    is rebuilt.
+    is rebuilt. Raises RefusedError if `quarantine_limit` does not allow what the key index refuses.
     """
     if ground.head and ground.spec_head and is_waiting(table, ground.spec_head, ground.head):
         number = enter(table, ground.spec_head.number)
@@ -98,6 +99,12 @@ def commit_batch(
         if settled is None:
             table.discard(files)
             return LOST
+        if entry.files and settled.examples:
+            try:
+                refuse_above_limit(table, ground, settled.entry, settled.examples)
+            except RefusedError:
+                table.discard(settled.objects - {file.name for file in settled.entry.quarantine})
+                raise
         entry, files = settled.entry, {*files, *settled.objects}
     progress("committing")
     begun = clock.elapsed()

@@ -11,13 +11,15 @@ one, or if an object of the index is damaged, it is rebuilt from the key and ord
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.keyindex import IndexTarget, Settled, Source, find_refused, rebuild_index, settle
@@ -31,6 +33,7 @@ from lakeupsert.pipeline.steps import step_to
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.columns import brought_columns
 from lakeupsert.rows.convert import as_mask
+from lakeupsert.rows.datafiles import open_object
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import partition_scalars
@@ -48,10 +51,14 @@ MOST_DELTAS = 32
 
 @dataclass(frozen=True)
 class SettledBatch:
-    """A batch's entry after it was settled against the index, and the objects that were written for it."""
+    """A batch's entry after it was settled against the index, and the objects that were written for it.
+
+    ``examples``: one row for each reason why rows were refused, for people.
+    """
 
     entry: LedgerEntry
     objects: frozenset[str]
+    examples: Mapping[str, str] = field(default_factory=dict)
 
 
 def settle_keys(
@@ -100,7 +107,7 @@ def _by_index(
     files = rebuild_index(to, host, _sources(table, number), _rows(table, number), table.discard)
     settled = _settle(table, to, entry, number, (files, ()), fold=False)
     entry = msgspec.structs.replace(settled.entry, index=KeyIndex(up_to=number, files=files))
-    return SettledBatch(entry, settled.objects | {f.name for f in files})
+    return replace(settled, entry=entry, objects=settled.objects | {f.name for f in files})
 
 
 def _is_overtaken(table: OpenTable, number: int) -> bool:
@@ -157,9 +164,9 @@ def _settle(
         index=None if settled.index is None else KeyIndex(up_to=number, files=settled.index),
         unknown_deletes=settled.unknown,
     )
-    if settled.refused:
-        entry = _with_refused(to, entry, settled.refused)
-    return SettledBatch(entry, settled.objects | {f.name for f in entry.quarantine})
+    if not settled.refused:
+        return SettledBatch(entry, settled.objects)
+    return _with_refused(to, SettledBatch(entry, settled.objects), settled.refused)
 
 
 def _unknown_keys(table: OpenTable, to: IndexTarget, entry: LedgerEntry, number: int) -> UnknownKeys | None:
@@ -185,36 +192,45 @@ _WHY: dict[Reason, str] = {
 }
 
 
-def _with_refused(to: IndexTarget, entry: LedgerEntry, refused: Mapping[Reason, Rows]) -> LedgerEntry:
-    """``entry`` with these rows in quarantine."""
-    paths = [file.path for file in entry.files]
+def _with_refused(to: IndexTarget, batch: SettledBatch, refused: Mapping[Reason, Rows]) -> SettledBatch:
+    """``batch`` with these rows in quarantine."""
+    entry = batch.entry
     with QuarantineWriter(to.store, to.start, to.footer("quarantine")) as out:
         for reason, rows in refused.items():
-            for some, block in _as_landed(rows, to.spec):
-                count = some.num_rows
-                columns = {
-                    "reason_code": [reason] * count,
-                    "reason": [_WHY[reason]] * count,
-                    "file": [paths[file] for file in some[FILE].to_pylist()],
-                    "position": some[PLACE],
-                    "line": pa.nulls(count, pa.int64()),
-                    "raw": block.raw(range(count)),
-                    "arrow": block.arrow(range(count)),
-                }
-                out.write(pa.table(columns, schema=pa.schema([f for f in QUARANTINE_SCHEMA if f.name != "batch"])))
-    counts: dict[str, int] = {reason: rows.num_rows for reason, rows in refused.items()}
-    return msgspec.structs.replace(
+            for table in _as_quarantined(to, entry, rows) if entry.replayed else _as_landed(entry, rows, to.spec):
+                count = table.num_rows
+                columns = {**dict(zip(table.schema.names, table.columns, strict=True))}
+                columns |= {"reason_code": pa.repeat(reason, count), "reason": pa.repeat(_WHY[reason], count)}
+                out.write(pa.table(columns, schema=pa.schema([f for f in QUARANTINE_SCHEMA if f.name in columns])))
+    reports = out.reports()
+    counts: Counter[str] = Counter(entry.quarantined)
+    counts.update({reason: rows.num_rows for reason, rows in refused.items()})
+    entry = msgspec.structs.replace(
         entry,
-        quarantined=dict(sorted({**entry.quarantined, **counts}.items())),
-        quarantine=(*entry.quarantine, *(report.file for report in out.reports())),
+        quarantined=dict(sorted(counts.items())),
+        quarantine=(*entry.quarantine, *(report.file for report in reports)),
     )
+    return SettledBatch(entry, batch.objects | {report.file.name for report in reports}, reports[0].examples)
 
 
-def _as_landed(rows: Rows, spec: TableSpec) -> Iterator[tuple[Rows, ArrowBlock]]:
-    """Rows as they landed, so that a replay takes each for what it was: with what it brought, its partition and its operation."""
+def _as_quarantined(to: IndexTarget, entry: LedgerEntry, rows: Rows) -> Iterator[Rows]:
+    """Rows of a replay as they are in the quarantine files that it read."""
+    for number in pc.unique(rows[FILE]).to_pylist():
+        with open_object(to.store, entry.replayed[number].name) as source:
+            yield pq.read_table(source).take(rows.filter(pc.equal(rows[FILE], number))[PLACE])
+
+
+def _as_landed(entry: LedgerEntry, rows: Rows, spec: TableSpec) -> Iterator[Rows]:
+    """Rows of landing files, so that a replay takes each for what it was: with what it brought, its partition and its operation.
+
+    Of operations with one meaning, the first one that the rule declares stands for all.
+    """
+    paths = [file.path for file in entry.files]
     given = spec.order_by if spec.stamped or spec.order_in_name else ()
     computed = {one.column for one in spec.partition_from}
+    rule = spec.delete
     for names, some in brought_columns(rows, spec):
+        count = some.num_rows
         columns = {name: some[name].combine_chunks() for name in names if name not in given}
         values = [None if name is None else partition_scalars(spec, name) for name in some[PARTITION].to_pylist()]
         for name in spec.partition_by:
@@ -222,25 +238,33 @@ def _as_landed(rows: Rows, spec: TableSpec) -> Iterator[tuple[Rows, ArrowBlock]]
                 column = [None if of_row is None else of_row[name].as_py() for of_row in values]
                 columns[name] = pa.array(column, spec.schema.field(name).type)
         deletes = as_mask(some[DELETE_FLAG])
-        if spec.delete and spec.delete.column and spec.delete.values and deletes.any():
-            column = [spec.delete.values[0] if dies else None for dies in deletes.tolist()]
-            columns[spec.delete.column] = pa.array(column, pa.string())
-        yield some, ArrowBlock(columns, some[PLACE].to_numpy())
+        is_kept = rule is not None and rule.keep and spec.mode == "columns"  # then it is among what the rows brought
+        if rule and rule.column and rule.values and (deletes.any() or rule.upserts) and not is_kept:
+            upsert = rule.upserts[0] if rule.upserts else None
+            operations = [rule.values[0] if dies else upsert for dies in deletes.tolist()]
+            columns[rule.column] = pa.array(operations, pa.string())
+        block = ArrowBlock(columns, some[PLACE].to_numpy())
+        yield pa.table(
+            {
+                "file": pa.array([paths[file] for file in some[FILE].to_pylist()], pa.string()),
+                "position": some[PLACE],
+                "line": pa.nulls(count, pa.int64()),
+                "raw": pa.array(block.raw(range(count)), pa.string()),
+                "arrow": pa.array(block.arrow(range(count)), pa.binary()),
+            }
+        )
 
 
 def find_takable(table: OpenTable, spec: TableSpec, head: Link[LedgerEntry] | None, rows: Rows) -> Mask:
-    """Which accepted rows of a replay `settle_keys` would not refuse.
+    """Which accepted rows of a replay are worth a batch: all but those that `settle_keys` would refuse.
 
-    If the index has to be rebuilt first, which the next append does, it is not asked: rows that might need it stay.
+    It refuses more if they exclude each other; or all of them, if the index has to be rebuilt first, which a batch does.
     """
-    if not spec.takes_key_alone:
+    index = named_index(table.headers(head.number)) if head and spec.takes_key_alone else None
+    if index is None:
         return np.ones(rows.num_rows, bool)
     unknown = UnknownKeys("", table.settings.unknown_deletes == "keep")
-    index = named_index(table.headers(head.number)) if head else None
-    if index is not None:
-        return ~find_refused(table.store, spec, *index, rows, unknown)
-    needs_index = as_mask(pc.equal(rows[PARTITION], UNPLACED))
-    return ~needs_index if spec.mode == "rows" else np.zeros(rows.num_rows, bool)
+    return ~find_refused(table.store, spec, *index, rows, unknown)
 
 
 def _rows(table: OpenTable, number: int) -> int:

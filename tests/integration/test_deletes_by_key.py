@@ -151,6 +151,31 @@ def test_unknown_key_is_refused_and_replayed_once_its_row_has_come(tmp_path: Pat
     assert not [reasons for _, e in lake.entries()[-2:] for reasons in e.quarantined]
 
 
+def test_quarantine_limit_counts_unknown_keys(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, key_scope="table", unknown_deletes="quarantine", quarantine_limit=2)
+    night(lake, 1, row("a", 0, 1))
+    lake.land("2.jsonl", [by_key("a", 5), row("b", 0, 1)], [by_key(k, 5) for k in "xyz"])
+    before = lake.stored_files()
+    with pytest.raises(RefusedError) as e:
+        lake.run()
+    assert e.value.code == "quarantine-limit"
+    assert "3 unknown_key" in e.value.message
+    assert len(lake.entries()) == 2
+    [kept] = lake.stored_files() - before
+    assert lake.table.quarantine(files=[kept]).read_all()["reason_code"].to_pylist() == ["unknown_key"] * 3
+    lake.mend(lambda one: False, quarantine_limit=3)
+    lake.finish_and_check()
+    assert places(lake) == [("b", 0)]
+
+
+def test_plan_says_that_it_does_not_foresee_where_keys_are(lake: Lake) -> None:
+    night(lake, 1, row("a", 0, 1))
+    lake.land("2.jsonl", [by_key("a", 5), by_key("x", 5), row("b", 1, 1)])
+    planned = lake.table.plan()
+    assert planned.rows == 1
+    assert [note for note in planned.notes if note.startswith("2 rows")]
+
+
 def test_only_deletes_may_leave_their_partition_out(lake: Lake) -> None:
     night(lake, 1, row("a", 0, 1))
     lake.land("2.jsonl", [row("b", 0, 1)], [row("c", None, 1)])

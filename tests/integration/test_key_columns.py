@@ -249,6 +249,99 @@ def test_living_key_stays_in_its_partition(tmp_path: Path) -> None:
     assert nights.rows() == expected(nights.taken)
 
 
+def test_replay_refuses_a_record_for_what_another_one_of_it_does(tmp_path: Path) -> None:
+    """Each of two records could give a deleted key its new life, and only one can; the other one stays as it landed."""
+    nights = Nights(tmp_path)
+    nights.night(full("a", 1, 1, u=1), full("b", 1, 1, u=1))
+    nights.night(full("a", 2, 5, u=5), full("b", 2, 5, u=5))
+    nights.night(full("a", 3, 6, u=6))
+    nights.night(delete("a", 4))
+    replayed = nights.table.append(replay_quarantine=True)
+    assert replayed is not None
+    assert replayed.entry.quarantined == {"other_partition": 2}, "one was there before, one is left by the other"
+    nights.table.run(host="local")
+    assert [(r["k"], r["day"], r["u"]) for r in nights.rows()] == [("a", "2020-01-02", 5), ("b", "2020-01-01", 1)]
+    waiting = [
+        json.loads(r["raw"]) for r in nights.table.quarantine().read_all().to_pylist() if r["file"] == "003.jsonl"
+    ]
+    assert waiting == [full("a", 3, 6, u=6)]
+    assert nights.table.append(replay_quarantine=True) is None
+    nights.night(delete("a", 5))
+    assert nights.table.append(replay_quarantine=True) is not None
+    nights.table.run(host="local")
+    assert [(r["k"], r["day"], r["u"]) for r in nights.rows()] == [("a", "2020-01-03", 6), ("b", "2020-01-01", 1)]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_replayed_record_has_an_operation_that_the_rule_declares(keep: bool, tmp_path: Path) -> None:
+    rule = DeleteSettings(column="op", values=("D",), upserts=("U", "I"), keep=keep)
+    nights = Nights(tmp_path, delete=rule, unknown_deletes="quarantine")
+    nights.night({**full("z", 1, 1), "op": "I"})
+    assert nights.night({**update("a", 5, v=5), "op": "U"}, {**update("b", 5, v=5), "op": "D"}).keys() == {
+        "unknown_key"
+    }
+    assert nights.table.append(replay_quarantine=True) is None
+    nights.night({**full("a", 2, 1, u=1), "op": "I"}, {**full("b", 2, 1, u=1), "op": "I"})
+    replayed = nights.table.append(replay_quarantine=True)
+    assert replayed is not None
+    assert not replayed.entry.quarantined
+    nights.table.run(host="local")
+    assert [(r["k"], r["u"], r["v"], r.get("op")) for r in nights.rows()] == [
+        ("a", 1, 5, "U" if keep else None),
+        ("z", None, None, "I" if keep else None),
+    ]
+
+
+def test_replay_behind_a_restore_makes_the_index_anew(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    nights.night(full("z", 1, 1))
+    nights.night(update("a", 5, v=5), update("b", 5, v=5))
+    nights.night(full("a", 1, 1))
+    restored = nights.table.snapshots()[0].number
+    nights.night(full("b", 1, 1))
+    nights.table.restore(restored, dry=False)
+    replayed = nights.table.append(replay_quarantine=True)
+    assert replayed is not None
+    assert replayed.entry.quarantined == {"unknown_key": 1}
+    assert nights.table.append(replay_quarantine=True) is None
+    nights.table.run(host="local")
+    assert [(r["k"], r["v"]) for r in nights.rows()] == [("a", 5), ("z", None)]
+
+
+def test_update_without_the_source_of_its_partition_keeps_it(tmp_path: Path) -> None:
+    """In a text file every record has the column: null names no partition, and the row's value has made the one that it is in."""
+    schema = {"k": "string", "at": "timestamp", "ts": "int", "u": "int"}
+    nights = Nights(tmp_path, partition_by=("date(at) as day",), schema=schema)
+    landing = tmp_path / "landing"
+    (landing / "1.csv").write_text("k,at,ts,u\na,2020-01-01T10:00:00Z,1,1\nb,2020-01-02T10:00:00Z,1,1\n")
+    nights.table.run(host="local")
+    (landing / "2.csv").write_text("k,at,ts,u\na,,2,2\nb,2020-01-02T12:00:00Z,2,2\n")
+    nights.table.run(host="local")
+    rows = nights.table.to_arrow(columns=["k", "at", "u"]).read_all().to_pylist()
+    assert [(r["k"], f"{r['at']:%d %H}", r["u"]) for r in rows] == [("a", "01 10", 2), ("b", "02 12", 2)]
+    checked = nights.table.reconcile(deep=True)
+    assert not checked.unbalanced
+    assert not checked.batches
+
+
+def test_explain_names_no_file_for_a_delete_that_was_copied(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    nights.night(full("a", 1, 1, u=1))
+    nights.night(delete("a", 3))
+    nights.night(full("b", 1, 1), full("a", 2, 5, u=5))
+    [there] = [one for one in nights.table.explain({"k": "a"}).partitions if one.partition == "day=2020-01-02"]
+    assert [(v.file, v.place) for v in there.versions if v.delete] == [(None, None)]
+    assert {v.file for v in there.versions if not v.delete} == {"003.jsonl"}
+
+
+def test_refused_records_make_no_partition(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    nights.night(full("a", 1, 1, u=1))
+    nights.night(full("a", 2, 5, u=5))
+    assert [*nights.table.snapshots()[0].body.partitions] == ["day=2020-01-01"]
+    nights.check()
+
+
 def test_null_brought_by_an_update_is_a_value_and_survives_a_replay(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     nights.night(full("z", 1, 1))

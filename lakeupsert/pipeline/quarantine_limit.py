@@ -1,0 +1,43 @@
+"""Refuse a batch of which more rows were refused than `quarantine_limit` allows.
+
+Reads     the ledger's first entry
+Writes    nothing
+"""
+
+from collections.abc import Mapping
+
+from lakeupsert.errors import RefusedError
+from lakeupsert.phrases import count
+from lakeupsert.pipeline.discover import Ground
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.table.ledger import LedgerEntry
+
+
+def refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry, examples: Mapping[str, str]) -> None:
+    """Raise RefusedError if the batch has more refused rows than allowed. ``examples``: one of them for each reason."""
+    unreadable = entry.quarantined.get("unreadable_file", 0)  # one row for each such file
+    refused, rows = entry.rows_quarantined - unreadable, entry.rows_read - unreadable
+    is_first = _is_first(table, ground)
+    if table.settings.within_limit(refused, rows, is_first=is_first):
+        return
+    allowed = table.settings.limit_text(refused, rows, is_first=is_first)
+    reasons = ", ".join(f"{n} {reason}" for reason, n in entry.quarantined.items())
+    usual = max(examples.keys() - {"unreadable_file"}, key=lambda reason: entry.quarantined[reason])
+    names = [f.name for f in entry.quarantine[:3]]
+    files = ", ".join(map(table.store.uri, names))
+    raise RefusedError(
+        "quarantine-limit",
+        f"Batch of {count(len(entry.files), 'file')} for table {table.name!r}: {refused} of {rows} rows would be quarantined "
+        f"({reasons}), for example {examples[usual]} `quarantine_limit` allows {allowed}. Nothing was committed. The refused "
+        f"rows are in {files} (Parquet).",
+        next=f"look at them (`lakeupsert quarantine {' '.join(names)}`), then correct the landing files, or raise "
+        "`quarantine_limit`, and run the same command again",
+    )
+
+
+def _is_first(table: OpenTable, ground: Ground) -> bool:
+    """Whether the table has no batch and no adopted file yet: then this batch decides which types the columns have."""
+    if ground.head is None:
+        return True
+    begin = table.entry(0)
+    return not any(e.kind == "batch" for e in ground.entries) and not (begin and begin.body.touched)
