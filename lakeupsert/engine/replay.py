@@ -25,7 +25,7 @@ from lakeupsert.landing.files import TYPED, Survey, apply_aliases, format_of
 from lakeupsert.landing.formats.blocks import ArrowBlock, Block, RenamedBlock, UnreadableFileError
 from lakeupsert.landing.formats.dates import dated
 from lakeupsert.landing.formats.jsonlines import decode_each
-from lakeupsert.rows.arrays import Mask, Rows
+from lakeupsert.rows.arrays import Indices, Mask, Rows
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import from_bytes, open_object
 from lakeupsert.storage import ObjectStore
@@ -101,6 +101,16 @@ def new_columns_of(job: AppendJob, files: Sequence[ReplayedFile], renames_of: Ca
     return found
 
 
+def read_again(store: ObjectStore, file: ReplayedFile, places: Indices) -> Iterator[Rows]:
+    """The rows at these places of a quarantine file, as a quarantine file of their own has them."""
+    rows = _read(store, file)
+    for quarantined in _blocks(rows):
+        own = quarantined.block.places
+        wanted = np.flatnonzero(np.isin(own, places))
+        streams = pa.array(quarantined.block.arrow(wanted.tolist()), pa.binary())
+        yield rows.take(pa.array(own[wanted])).set_column(rows.schema.get_field_index("arrow"), "arrow", streams)
+
+
 def _read(store: ObjectStore, file: ReplayedFile) -> Rows:
     with open_object(store, file.name) as source:
         return pq.read_table(source)
@@ -126,7 +136,8 @@ def _take_again(
     rows: Rows, job: AppendJob, renames_of: Callable[[str], int], is_taken: Callable[[Rows], Mask]
 ) -> tuple[list[Rows], Rows]:
     """The rows of one quarantine file: tables of accepted rows (see `landing.accept.read_rows`), and the rows that stay."""
-    columns = {column: rows[column].to_pylist() for column in ("reason_code", "reason", "arrow")}
+    columns = {column: rows[column].to_pylist() for column in ("reason_code", "reason")}
+    streams = rows["arrow"].to_pylist()
     stays = np.ones(rows.num_rows, bool)
     accepted = []
     for quarantined in _blocks(rows):
@@ -142,7 +153,11 @@ def _take_again(
             at = refused.pop("position")
             for column, value in refused.items():
                 columns[column][at] = value
-    for column, values in columns.items():
+        own = quarantined.block.places
+        staying = np.flatnonzero(stays[own]).tolist()
+        for at, stream in zip(own[staying].tolist(), quarantined.block.arrow(staying), strict=True):
+            streams[at] = stream
+    for column, values in {**columns, "arrow": streams}.items():
         at = rows.schema.get_field_index(column)
         rows = rows.set_column(at, column, pa.array(values, rows.schema.field(at).type))
     return accepted, rows.filter(pa.array(stays))

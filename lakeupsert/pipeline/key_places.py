@@ -19,12 +19,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.keyindex import IndexTarget, Settled, Source, find_refused, rebuild_index, settle
 from lakeupsert.engine.placing import UnknownKeys
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
+from lakeupsert.engine.replay import read_again
 from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.landing.formats.blocks import ArrowBlock
 from lakeupsert.landing.partitions import UNPLACED
@@ -33,7 +33,6 @@ from lakeupsert.pipeline.steps import step_to
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.columns import brought_columns
 from lakeupsert.rows.convert import as_mask
-from lakeupsert.rows.datafiles import open_object
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import partition_scalars
@@ -215,9 +214,13 @@ def _with_refused(to: IndexTarget, batch: SettledBatch, refused: Mapping[Reason,
 
 def _as_quarantined(to: IndexTarget, entry: LedgerEntry, rows: Rows) -> Iterator[Rows]:
     """Rows of a replay as they are in the quarantine files that it read."""
-    for number in pc.unique(rows[FILE]).to_pylist():
-        with open_object(to.store, entry.replayed[number].name) as source:
-            yield pq.read_table(source).take(rows.filter(pc.equal(rows[FILE], number))[PLACE])
+    for number, of_file in _by_file(rows):
+        yield from read_again(to.store, entry.replayed[number], of_file[PLACE].to_numpy())
+
+
+def _by_file(rows: Rows) -> Iterator[tuple[int, Rows]]:
+    for number in sorted(pc.unique(rows[FILE]).to_pylist()):
+        yield number, rows.filter(pc.equal(rows[FILE], number))
 
 
 def _as_landed(entry: LedgerEntry, rows: Rows, spec: TableSpec) -> Iterator[Rows]:
@@ -225,11 +228,11 @@ def _as_landed(entry: LedgerEntry, rows: Rows, spec: TableSpec) -> Iterator[Rows
 
     Of operations with one meaning, the first one that the rule declares stands for all.
     """
-    paths = [file.path for file in entry.files]
     given = spec.order_by if spec.stamped or spec.order_in_name else ()
     computed = {one.column for one in spec.partition_from}
     rule = spec.delete
-    for names, some in brought_columns(rows, spec):
+    pieces = ((*brought, number) for number, of_file in _by_file(rows) for brought in brought_columns(of_file, spec))
+    for names, some, number in pieces:
         count = some.num_rows
         columns = {name: some[name].combine_chunks() for name in names if name not in given}
         values = [None if name is None else partition_scalars(spec, name) for name in some[PARTITION].to_pylist()]
@@ -246,7 +249,7 @@ def _as_landed(entry: LedgerEntry, rows: Rows, spec: TableSpec) -> Iterator[Rows
         block = ArrowBlock(columns, some[PLACE].to_numpy())
         yield pa.table(
             {
-                "file": pa.array([paths[file] for file in some[FILE].to_pylist()], pa.string()),
+                "file": pa.repeat(entry.files[number].path, count),
                 "position": some[PLACE],
                 "line": pa.nulls(count, pa.int64()),
                 "raw": pa.array(block.raw(range(count)), pa.string()),

@@ -292,6 +292,50 @@ def test_replayed_record_has_an_operation_that_the_rule_declares(keep: bool, tmp
     ]
 
 
+@pytest.mark.parametrize("mode", ["columns", "rows"])
+def test_replay_takes_some_rows_of_a_file_and_keeps_the_others(mode: str, tmp_path: Path) -> None:
+    nights = Nights(tmp_path, mode=mode, unknown_deletes="quarantine")
+    nights.night(full("z", 1, 1))
+    op = "D" if mode == "rows" else "U"
+    keys = "abcdef"
+    nights.night(*({**update(key, 5, v=number), "op": op} for number, key in enumerate(keys)))
+    for come in ("be", "a", "cf", "d"):
+        nights.night(*(full(key, 2, 1, u=1, v=9) for key in come))
+        assert nights.table.append(replay_quarantine=True) is not None
+        assert nights.table.append(replay_quarantine=True) is None
+    nights.table.run(host="local")
+    assert [(r["k"], r["v"]) for r in nights.rows() if r["k"] != "z"] == (
+        [] if mode == "rows" else [(key, number) for number, key in enumerate(keys)]
+    )
+    assert nights.table.quarantine().read_all().num_rows == 0
+
+
+def test_replayed_record_keeps_the_name_of_its_file(tmp_path: Path) -> None:
+    """The name has the order, or says that all records of the file are deletes."""
+    nights = Nights(
+        tmp_path,
+        order_by=("n",),
+        order_in_name=r"_(\d+)\.",
+        delete=DeleteSettings(file_prefix="del"),
+        unknown_deletes="quarantine",
+        schema={"k": "string", "day": "date", "n": "int", "u": "int"},
+    )
+
+    def night(**files: Sequence[Record]) -> None:
+        for name, records in files.items():
+            text = "".join(json.dumps(record) + "\n" for record in records)
+            (tmp_path / "landing" / f"{name}.jsonl").write_text(text)
+        nights.table.run(host="local")
+
+    night(new_1=[{"k": "z", "day": "2020-01-01"}])
+    night(del_2=[{"k": "a"}], del_7=[{"k": "b"}], change_3=[{"k": "c"}], change_8=[{"k": "a"}])
+    assert nights.table.quarantine().read_all().num_rows == 4
+    night(new_5=[{"k": key, "day": "2020-01-01", "u": 1} for key in "abc"])
+    assert nights.table.append(replay_quarantine=True) is not None
+    nights.table.run(host="local")
+    assert [(r["k"], r["n"]) for r in nights.rows()] == [("a", 8), ("c", 5), ("z", 1)]
+
+
 def test_replay_behind_a_restore_makes_the_index_anew(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     nights.night(full("z", 1, 1))
