@@ -250,13 +250,13 @@ def find_refused(
     deltas: Sequence[DataFile],
     rows: Rows,
     unknown: UnknownKeys,
-) -> Mask:
-    """Which accepted ``rows`` of a file `settle` would refuse, with the index ``index`` and its changes ``deltas``."""
+) -> dict[Reason, Mask]:
+    """Which accepted ``rows`` of a file `settle` would refuse, by reason, with the index ``index`` and its changes ``deltas``."""
     partitions = rows[PARTITION].combine_chunks()
     incoming = _add_hashes(rows.drop_columns([PARTITION]), spec).append_column(FILE, _repeat(0, pa.int32(), rows))
     stored = _read_index(store, spec, index, deltas, _Range(0, 0), np.unique(incoming[HASH].to_numpy()))
-    refused = place(incoming, stored, partitions, spec, unknown).refused.values()
-    return np.isin(rows[PLACE].to_numpy(), [place for of_reason in refused for place in of_reason[PLACE].to_pylist()])
+    refused = place(incoming, stored, partitions, spec, unknown).refused
+    return {reason: np.isin(rows[PLACE].to_numpy(), found[PLACE].to_numpy()) for reason, found in refused.items()}
 
 
 def rebuild_index(

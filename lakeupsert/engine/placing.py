@@ -34,6 +34,12 @@ ALONE = "_lakeupsert_alone"
 """Boolean column: the row landed without a partition."""
 
 
+WHY_REFUSED: dict[Reason, str] = {
+    "unknown_key": "It brings its key alone, and the key has no row: none has come, or it was deleted.",
+    "other_partition": "Its key has a row in another partition, which a row of several records can't leave.",
+}
+
+
 @dataclass(frozen=True)
 class UnknownKeys:
     """What becomes of a delete that brings its key alone, if the key has no record: it is refused, or ``kept`` in ``partition``,

@@ -7,7 +7,7 @@ A row is rebuilt from its quarantine file, never from its landing file, which ma
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakeupsert.engine.batch import AppendJob, drop_left_out, ranked_rows
+from lakeupsert.engine.placing import WHY_REFUSED
 from lakeupsert.engine.reports import Report
 from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.errors import ConfigurationError
@@ -30,7 +31,7 @@ from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import from_bytes, open_object
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.evolution import evolve
-from lakeupsert.table.ledger import ReplayedFile
+from lakeupsert.table.ledger import Reason, ReplayedFile
 from lakeupsert.table.spec import PLACE
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def replay_rows(
     job: AppendJob,
     files: Sequence[ReplayedFile],
     renames_of: Callable[[str], int],
-    is_taken: Callable[[Rows], Mask] = lambda rows: np.ones(rows.num_rows, bool),
+    refused_by_key: Callable[[Rows], Mapping[Reason, Mask]] = lambda rows: {},
 ) -> tuple[tuple[ReplayedFile, ...], list[Report]]:
     """Try the rows of quarantine files again. Returns the files with a row that passes, and reports of all their rows.
 
@@ -53,7 +54,7 @@ def replay_rows(
 
     Args:
         renames_of: from a batch id to the number of renames that preceded the batch, when it read the rows from landing files.
-        is_taken: which accepted rows the batch takes. The others stay.
+        refused_by_key: which accepted rows stay, by reason (`placing.WHY_REFUSED`).
 
     Raises:
         DamagedTableError: a quarantine file is missing or can't be read.
@@ -69,7 +70,7 @@ def replay_rows(
                     "%s was written by an earlier lakeupsert, which kept rows as text only: not replayed", file.name
                 )
                 continue
-            accepted, staying = _take_again(rows, job, renames_of, is_taken)
+            accepted, staying = _take_again(rows, job, renames_of, refused_by_key)
             for table in accepted:
                 table, superseded = drop_left_out(job, table)
                 reports += superseded
@@ -133,7 +134,10 @@ def _has_unfit_column(block: Block, landed: str, job: AppendJob) -> bool:
 
 
 def _take_again(
-    rows: Rows, job: AppendJob, renames_of: Callable[[str], int], is_taken: Callable[[Rows], Mask]
+    rows: Rows,
+    job: AppendJob,
+    renames_of: Callable[[str], int],
+    refused_by_key: Callable[[Rows], Mapping[Reason, Mask]],
 ) -> tuple[list[Rows], Rows]:
     """The rows of one quarantine file: tables of accepted rows (see `landing.accept.read_rows`), and the rows that stay."""
     columns = {column: rows[column].to_pylist() for column in ("reason_code", "reason")}
@@ -145,17 +149,22 @@ def _take_again(
         if _has_unfit_column(block, quarantined.file, job):
             continue
         taken = take(block, frozenset(), quarantined.file, job.rules)
-        passes = taken.accepted.filter(pa.array(is_taken(taken.accepted)))
-        stays[passes[PLACE].to_numpy()] = False
+        own, waits = taken.accepted[PLACE].to_numpy(), np.zeros(taken.accepted.num_rows, bool)
+        for reason, mask in refused_by_key(taken.accepted).items():
+            waits |= mask
+            for at in own[mask].tolist():
+                columns["reason_code"][at], columns["reason"][at] = reason, WHY_REFUSED[reason]
+        passes = taken.accepted.filter(pa.array(~waits))
+        stays[own[~waits]] = False
         if passes.num_rows:
             accepted.append(passes)
         for refused in taken.quarantined.select(["position", *columns]).to_pylist():
             at = refused.pop("position")
             for column, value in refused.items():
                 columns[column][at] = value
-        own = quarantined.block.places
-        staying = np.flatnonzero(stays[own]).tolist()
-        for at, stream in zip(own[staying].tolist(), quarantined.block.arrow(staying), strict=True):
+        places = quarantined.block.places
+        staying = np.flatnonzero(stays[places]).tolist()
+        for at, stream in zip(places[staying].tolist(), quarantined.block.arrow(staying), strict=True):
             streams[at] = stream
     for column, values in {**columns, "arrow": streams}.items():
         at = rows.schema.get_field_index(column)

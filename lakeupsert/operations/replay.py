@@ -25,7 +25,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.discover import Ground, read_heads
-from lakeupsert.pipeline.key_places import find_takable
+from lakeupsert.pipeline.key_places import find_refused_again
 from lakeupsert.pipeline.next_spec import plan_spec, unfit_files
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Lost, until_won
@@ -87,8 +87,8 @@ def _attempt(
     rows = sum(f.rows for f in files)
     progress(f"trying {rows} quarantined rows again")
     plan = _plan(table, ground, ground.spec, files)
-    is_taken = partial(find_takable, table, plan.job.spec, ground.head)
-    replayed, reports = replay_rows(plan.job, files, plan.renames_of, is_taken)
+    by_key = partial(find_refused_again, table, plan.job.spec, ground.head)
+    replayed, reports = replay_rows(plan.job, files, plan.renames_of, by_key)
     if not replayed:
         for warning in plan.warnings:
             warn(warning)

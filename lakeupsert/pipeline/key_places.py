@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.keyindex import IndexTarget, Settled, Source, find_refused, rebuild_index, settle
-from lakeupsert.engine.placing import UnknownKeys
+from lakeupsert.engine.placing import WHY_REFUSED, UnknownKeys
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
 from lakeupsert.engine.replay import read_again
 from lakeupsert.errors import DamagedTableError, RefusedError
@@ -185,12 +184,6 @@ def _unknown_keys(table: OpenTable, to: IndexTarget, entry: LedgerEntry, number:
     return UnknownKeys(max(partitions), table.settings.unknown_deletes == "keep")
 
 
-_WHY: dict[Reason, str] = {
-    "unknown_key": "It brings its key alone, and the key has no row: none has come, or it was deleted.",
-    "other_partition": "Its key has a row in another partition, which a row of several records can't leave.",
-}
-
-
 def _with_refused(to: IndexTarget, batch: SettledBatch, refused: Mapping[Reason, Rows]) -> SettledBatch:
     """``batch`` with these rows in quarantine."""
     entry = batch.entry
@@ -199,7 +192,7 @@ def _with_refused(to: IndexTarget, batch: SettledBatch, refused: Mapping[Reason,
             for table in _as_quarantined(to, entry, rows) if entry.replayed else _as_landed(entry, rows, to.spec):
                 count = table.num_rows
                 columns = {**dict(zip(table.schema.names, table.columns, strict=True))}
-                columns |= {"reason_code": pa.repeat(reason, count), "reason": pa.repeat(_WHY[reason], count)}
+                columns |= {"reason_code": pa.repeat(reason, count), "reason": pa.repeat(WHY_REFUSED[reason], count)}
                 out.write(pa.table(columns, schema=pa.schema([f for f in QUARANTINE_SCHEMA if f.name in columns])))
     reports = out.reports()
     counts: Counter[str] = Counter(entry.quarantined)
@@ -258,16 +251,18 @@ def _as_landed(entry: LedgerEntry, rows: Rows, spec: TableSpec) -> Iterator[Rows
         )
 
 
-def find_takable(table: OpenTable, spec: TableSpec, head: Link[LedgerEntry] | None, rows: Rows) -> Mask:
-    """Which accepted rows of a replay are worth a batch: all but those that `settle_keys` would refuse.
+def find_refused_again(
+    table: OpenTable, spec: TableSpec, head: Link[LedgerEntry] | None, rows: Rows
+) -> Mapping[Reason, Mask]:
+    """Which accepted rows of a replay need no batch, since `settle_keys` would refuse them, by reason.
 
-    It refuses more if they exclude each other; or all of them, if the index has to be rebuilt first, which a batch does.
+    It refuses more if they exclude each other, or if the index has to be rebuilt first, which a batch does.
     """
     index = named_index(table.headers(head.number)) if head and spec.takes_key_alone else None
     if index is None:
-        return np.ones(rows.num_rows, bool)
+        return {}
     unknown = UnknownKeys("", table.settings.unknown_deletes == "keep")
-    return ~find_refused(table.store, spec, *index, rows, unknown)
+    return find_refused(table.store, spec, *index, rows, unknown)
 
 
 def _rows(table: OpenTable, number: int) -> int:

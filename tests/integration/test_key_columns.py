@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lakeupsert import Table
@@ -308,6 +309,19 @@ def test_replay_takes_some_rows_of_a_file_and_keeps_the_others(mode: str, tmp_pa
         [] if mode == "rows" else [(key, number) for number, key in enumerate(keys)]
     )
     assert nights.table.quarantine().read_all().num_rows == 0
+
+
+def test_replayed_record_that_fits_and_has_no_row_stays_for_that_reason(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    nights.night(full("z", 1, 1))
+    nights.night(update("a", 5, u=3_000_000_000), update("z", 5, u=3_000_000_000))
+    nights.settings = msgspec.structs.replace(nights.settings, schema={**SCHEMA, "u": "bigint"})
+    nights.table = Table("t", nights.settings)
+    replayed = nights.table.append(replay_quarantine=True)
+    assert replayed is not None
+    assert replayed.entry.quarantined == {"unknown_key": 1}
+    [row] = nights.table.quarantine().read_all().to_pylist()
+    assert (row["reason_code"], json.loads(row["raw"])["k"]) == ("unknown_key", "a")
 
 
 def test_replayed_record_keeps_the_name_of_its_file(tmp_path: Path) -> None:
