@@ -11,6 +11,7 @@ A row is refused for the first of these reasons that applies: malformed, missing
 partition column does not convert), order_missing, future_order.
 """
 
+import base64
 import operator
 import re
 from collections.abc import Iterator, Mapping
@@ -56,8 +57,11 @@ if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
 _LONGEST_REASON = 200
-UNAVAILABLE = "__debezium_unavailable_value"
-"""What Debezium writes for a value that did not change and that it did not get, such as PostgreSQL's TOAST."""
+_PLACEHOLDER = "__debezium_unavailable_value"
+_BYTES_IN_JSON = base64.b64encode(_PLACEHOLDER.encode()).decode()
+UNAVAILABLE = (_PLACEHOLDER, _BYTES_IN_JSON, f'["{_PLACEHOLDER}"]', f'["{_BYTES_IN_JSON}"]')
+"""What Debezium writes, as text, for a value that did not change and that it did not get, such as PostgreSQL's TOAST: for text,
+bytes in JSON, and lists of these."""
 _KEY_ALONE = ' A delete that brings its key alone needs `key_scope = "table"`.'
 _DAY = 86_400_000_000
 _QUARANTINED = pa.schema(
@@ -351,13 +355,22 @@ def _convert_columns(
 
 
 def _unavailable(block: Block, name: str, column: pa.Array, unfit: Mask) -> Mask:
-    """Which values of a column are `UNAVAILABLE`: as text, or where they do not fit the column's type."""
-    if pa.types.is_string(column.type):
-        return as_mask(pc.equal(column, UNAVAILABLE))
-    found = unfit.copy()
+    """Which values of a column are `UNAVAILABLE`: as text, bytes or lists of them, or where they do not fit the column's type."""
+    found = np.zeros(len(column), bool)
     if rows := np.flatnonzero(unfit).tolist():
-        found[rows] = [value == UNAVAILABLE for value in block.originals(name, rows)]
-    return found
+        found[rows] = [value in UNAVAILABLE for value in block.originals(name, rows)]
+    if pa.types.is_list(column.type) and _is_text(column.type.value_type):
+        single = np.flatnonzero(as_mask(pc.equal(pc.list_value_length(column), 1)))
+        found[single] |= _is_unavailable(pc.list_element(column.take(pa.array(single)), 0))
+    return found | _is_unavailable(column) if _is_text(column.type) else found
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_binary(type_))
+
+
+def _is_unavailable(column: pa.Array) -> Mask:
+    return as_mask(pc.is_in(column, pa.array(UNAVAILABLE, pa.string()).cast(column.type)))
 
 
 def _partitions(converted: _ConvertedColumns, is_delete: Mask, refusals: _Refusals, spec: TableSpec) -> pa.Array:

@@ -284,7 +284,7 @@ class LandedRows:
         while block := [{reading.table_name_of(n): v for n, v in row.items()} for row in islice(rows, BLOCK_ROWS)]:
             names = list(dict.fromkeys(name for row in block for name in row))
             columns = {n: pa.array([r.get(n) for r in block], pa.string()) for n in names}
-            brought = [[name.lower() for name, value in row.items() if value != UNAVAILABLE] for row in block]
+            brought = [[name.lower() for name, value in row.items() if value not in UNAVAILABLE] for row in block]
             has = pa.array([[new_names.get(name, name) for name in row] for row in brought])
             self._db.register("block", pa.table({**columns, PLACE: pa.array(range(len(block))), HAS: has}))
             self._insert(_Source(entry, landed.path, "block", names, PLACE, is_text=True))
@@ -369,8 +369,9 @@ class LandedRows:
         """The name of a column that a row brings, or NULL if its value stands for one that is unavailable, in SQL."""
         if self._spec.mode == "rows" or name not in map(str.lower, source.columns):
             return literal(new_name)
-        is_value = f"CAST({identifier(name)} AS VARCHAR) IS DISTINCT FROM {literal(UNAVAILABLE)}"
-        return f"CASE WHEN {is_value} THEN {literal(new_name)} END"
+        # DuckDB writes a list of one text without quotes.
+        texts = ", ".join(literal(text) for one in UNAVAILABLE for text in (one, one.replace('"', "")))
+        return f"CASE WHEN CAST({identifier(name)} AS VARCHAR) IN ({texts}) THEN NULL ELSE {literal(new_name)} END"
 
     def _values(self, source: _Source) -> Iterator[str]:
         """The value of each column that readers see, in SQL."""

@@ -1,12 +1,16 @@
 """`mode = "columns"` with `key_scope = "table"`: updates and deletes by the key alone, of rows that several records make."""
 
+import base64
 import json
 import random
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert import Table
@@ -79,8 +83,6 @@ class Nights:
         return refused
 
     def quarantined(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        import pyarrow.parquet as pq
-
         return [row for name in names for row in pq.read_table(self.root / "processed" / name).to_pylist()]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -437,6 +439,38 @@ def test_events_of_debezium_with_postgresqls_default_replica_identity(mode: str,
     assert refused.keys() == ({"bad_type"} if mode == "rows" else set())
     assert [(r["k"], r["text"], r["n"]) for r in nights.rows()] == [("a", "long", 2 if mode == "columns" else 1)]
     assert not nights.table.reconcile(deep=True).unbalanced
+
+
+def test_unavailable_value_is_known_in_bytes_and_lists(tmp_path: Path) -> None:
+    placeholder = "__debezium_unavailable_value"
+    in_json = base64.b64encode(placeholder.encode()).decode()
+    schema = {"k": "string", "day": "date", "ts": "int", "data": "binary", "n": "int"}
+    nights = Nights(tmp_path, schema=schema)
+    columns = pa.schema([("k", "string"), ("day", pa.date32()), ("ts", "int32"), ("data", "binary"), ("n", "int32")])
+    columns = columns.append(pa.field("list", pa.list_(pa.string())))
+    full_row: Record = {"k": "a", "day": date(2020, 1, 1), "ts": 1, "data": b"x", "n": 1, "list": ["x", "y"]}
+    pq.write_table(pa.Table.from_pylist([full_row], columns), tmp_path / "landing" / "1.parquet")
+    nights.table.run(host="local")
+    other = {**full_row, "ts": 2, "data": placeholder.encode(), "n": 2, "list": [placeholder]}
+    pq.write_table(pa.Table.from_pylist([other], columns), tmp_path / "landing" / "2.parquet")
+    lines: list[Record] = [
+        {"data": in_json, "n": 3},
+        {"list": [placeholder], "data": placeholder},
+        {"list": placeholder, "n": placeholder},
+    ]
+    text = "".join(json.dumps({"k": "a", "ts": ts, **line}) + "\n" for ts, line in enumerate(lines, 3))
+    (tmp_path / "landing" / "3.jsonl").write_text(text)
+    nights.table.run(host="local")
+    [found] = nights.rows()
+    assert {name: found[name] for name in ("ts", "data", "n", "list")} == {
+        "ts": 5,
+        "data": b"x",
+        "n": 3,
+        "list": ["x", "y"],
+    }
+    checked = nights.table.reconcile(deep=True)
+    assert not checked.unbalanced
+    assert not checked.batches
 
 
 def test_groups_are_refused(tmp_path: Path) -> None:
