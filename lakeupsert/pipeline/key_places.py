@@ -258,11 +258,17 @@ def find_refused_again(
 
     It refuses more if they exclude each other, or if the index has to be rebuilt first, which a batch does.
     """
-    index = named_index(table.headers(head.number)) if head and spec.takes_key_alone else None
+    unknown = UnknownKeys("", table.settings.unknown_deletes == "keep")
+    may_refuse = not unknown.kept and pc.any(pc.equal(rows[PARTITION], UNPLACED)).as_py()
+    if head is None or not spec.takes_key_alone or (spec.mode == "rows" and not may_refuse):
+        return {}
+    index = named_index(table.headers(head.number))
     if index is None:
         return {}
-    unknown = UnknownKeys("", table.settings.unknown_deletes == "keep")
-    return find_refused(table.store, spec, *index, rows, unknown)
+    try:
+        return find_refused(table.store, spec, *index, rows, unknown)
+    except DamagedTableError:  # the batch rebuilds the index, or a newer entry has replaced it
+        return {}
 
 
 def _rows(table: OpenTable, number: int) -> int:

@@ -374,6 +374,19 @@ def test_replay_behind_a_restore_makes_the_index_anew(tmp_path: Path) -> None:
     assert [(r["k"], r["v"]) for r in nights.rows()] == [("a", 5), ("z", None)]
 
 
+def test_replay_with_a_lost_index_makes_it_anew(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    nights.night(full("z", 1, 1))
+    nights.night(update("a", 5, v=5), update("b", 5, v=5))
+    nights.night(full("a", 1, 1))
+    lose_index(nights)
+    replayed = nights.table.append(replay_quarantine=True)
+    assert replayed is not None
+    assert replayed.entry.quarantined == {"unknown_key": 1}
+    nights.table.run(host="local")
+    assert [(r["k"], r["v"]) for r in nights.rows()] == [("a", 5), ("z", None)]
+
+
 def test_update_without_the_source_of_its_partition_keeps_it(tmp_path: Path) -> None:
     """In a text file every record has the column: null names no partition, and the row's value has made the one that it is in."""
     schema = {"k": "string", "at": "timestamp", "ts": "int", "u": "int"}
