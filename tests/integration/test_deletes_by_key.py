@@ -7,7 +7,8 @@ import pytest
 
 from lakeupsert.config import DeleteSettings, load
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.pipeline import key_places
+from lakeupsert.pipeline import key_places, opened
+from lakeupsert.table import ledger
 from lakeupsert.testing.faults import FAULTS, Fault
 from lakeupsert.testing.lake import Lake, row
 
@@ -182,6 +183,22 @@ def test_plan_says_that_it_does_not_foresee_where_keys_are(lake: Lake) -> None:
     planned = lake.table.plan()
     assert planned.rows == 1
     assert [note for note in planned.notes if note.startswith("2 rows")]
+
+
+def test_batch_of_nothing_but_deletes_reads_no_old_batch(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "HEADERS_TOGETHER", 2)
+    monkeypatch.setattr(opened, "HEADERS_TOGETHER", 2)
+
+    def requests(name: str, *rows: Any) -> int:
+        lake.land(name, rows)
+        lake.reopen()
+        lake.table.append(host="local")
+        return lake.table.requests["get"]
+
+    for number in range(17):
+        requests(f"{number}.jsonl", row("a", 0, number))
+    usual = requests("x.jsonl", row("b", 0, 1))
+    assert requests("y.jsonl", by_key("b", 9)) <= usual + 4
 
 
 def test_only_deletes_may_leave_their_partition_out(lake: Lake) -> None:
