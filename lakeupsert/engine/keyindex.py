@@ -232,9 +232,7 @@ def settle(
     written = {f.name for t in result.values() for f in t.files if TableObjects.is_moved(f.name)}
     objects = vectors | written | {f.name for f in (*keys.files, *folded)}
     return Settled(
-        {
-            partition: of_it for partition, of_it in sorted(result.items()) if of_it.rows
-        },  # all rows of others are refused
+        dict(sorted(result.items())),
         tuple(keys.files),
         tuple(folded) if fold else None,
         frozenset(objects),
