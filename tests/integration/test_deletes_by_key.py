@@ -1,8 +1,11 @@
 """Deletes that bring their key alone, in a table with `key_scope = "table"`: they find the row, whatever its partition."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.config import DeleteSettings, load
@@ -180,9 +183,11 @@ def test_quarantine_limit_counts_unknown_keys(tmp_path: Path) -> None:
 def test_plan_says_that_it_does_not_foresee_where_keys_are(lake: Lake) -> None:
     night(lake, 1, row("a", 0, 1))
     lake.land("2.jsonl", [by_key("a", 5), by_key("x", 5), row("b", 1, 1)])
+    without_day = pa.table({"k": ["a", "x"], "l": [0, 0], "ts": [datetime(2020, 1, 1, 0, 0, 9)] * 2, "op": ["D", "D"]})
+    pq.write_table(without_day, lake.root / "landing" / "3.parquet")
     planned = lake.table.plan()
     assert planned.rows == 1
-    assert [note for note in planned.notes if note.startswith("2 rows")]
+    assert [note for note in planned.notes if note.startswith("4 rows")]
 
 
 def test_batch_of_nothing_but_deletes_reads_no_old_batch(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
