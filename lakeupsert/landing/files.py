@@ -402,7 +402,9 @@ def preview(store: ObjectReader, file: LandingInput, reading: Reading, spec: Tab
     These bytes are spread over the file, or are its beginning if it can only be read from there. Raises NotFoundError if the file
     was deleted or replaced.
     """
-    columns = partition_sources(spec) or spec.key[:1]  # of no column, ORC reads no row
+    sources = partition_sources(spec)
+    # Of no column, Parquet and ORC read no row.
+    columns = sources if sources and not spec.takes_key_alone else tuple(dict.fromkeys((*sources, spec.key[0])))
     partitions: Counter[str] = Counter()
     unplaced = 0
     share = 1.0

@@ -171,9 +171,10 @@ def _unknown_keys(table: OpenTable, to: IndexTarget, entry: LedgerEntry, number:
     """What becomes of deletes that bring an unknown key alone; None if the batch has no record without a partition."""
     if UNPLACED not in entry.touched:
         return None
-    links = table.entries(-1, number) if to.start else []
-    partitions = entry.touched.keys() - {UNPLACED} or {p for link in links for p in link.body.touched}
-    if not partitions:
+    home = max(entry.touched.keys() - {UNPLACED}, default=None) or (
+        _last_partition(table, number) if to.start else None
+    )
+    if home is None:
         rows = entry.touched[UNPLACED].rows
         raise RefusedError(
             "no-partition-yet",
@@ -181,7 +182,13 @@ def _unknown_keys(table: OpenTable, to: IndexTarget, entry: LedgerEntry, number:
             "partition yet, so none of them has a row. Nothing was committed.",
             next="land the rows first, in this batch or an earlier one, then run `lakeupsert run` again",
         )
-    return UnknownKeys(max(partitions), table.settings.unknown_deletes == "keep")
+    return UnknownKeys(home, table.settings.unknown_deletes == "keep")
+
+
+def _last_partition(table: OpenTable, number: int) -> str | None:
+    """A partition of the last batch that touches one: the ledger may have many entries, and each is a request."""
+    entries = (table.entries(at - 1, at)[0].body for at in range(number, -1, -1))
+    return next((max(entry.touched) for entry in entries if entry.touched), None)
 
 
 def _with_refused(to: IndexTarget, batch: SettledBatch, refused: Mapping[Reason, Rows]) -> SettledBatch:

@@ -1,13 +1,17 @@
 """Deletes that bring their key alone, in a table with `key_scope = "table"`: they find the row, whatever its partition."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.config import DeleteSettings, load
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.pipeline import key_places
+from lakeupsert.pipeline import key_places, opened
+from lakeupsert.table import ledger
 from lakeupsert.testing.faults import FAULTS, Fault
 from lakeupsert.testing.lake import Lake, row
 
@@ -179,9 +183,27 @@ def test_quarantine_limit_counts_unknown_keys(tmp_path: Path) -> None:
 def test_plan_says_that_it_does_not_foresee_where_keys_are(lake: Lake) -> None:
     night(lake, 1, row("a", 0, 1))
     lake.land("2.jsonl", [by_key("a", 5), by_key("x", 5), row("b", 1, 1)])
+    without_day = pa.table({"k": ["a", "x"], "l": [0, 0], "ts": [datetime(2020, 1, 1, 0, 0, 9)] * 2, "op": ["D", "D"]})
+    pq.write_table(without_day, lake.root / "landing" / "3.parquet")
     planned = lake.table.plan()
     assert planned.rows == 1
-    assert [note for note in planned.notes if note.startswith("2 rows")]
+    assert [note for note in planned.notes if note.startswith("4 rows")]
+
+
+def test_batch_of_nothing_but_deletes_reads_no_old_batch(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "HEADERS_TOGETHER", 2)
+    monkeypatch.setattr(opened, "HEADERS_TOGETHER", 2)
+
+    def requests(name: str, *rows: Any) -> int:
+        lake.land(name, rows)
+        lake.reopen()
+        lake.table.append(host="local")
+        return lake.table.requests["get"]
+
+    for number in range(17):
+        requests(f"{number}.jsonl", row("a", 0, number))
+    usual = requests("x.jsonl", row("b", 0, 1))
+    assert requests("y.jsonl", by_key("b", 9)) <= usual + 4
 
 
 def test_only_deletes_may_leave_their_partition_out(lake: Lake) -> None:
