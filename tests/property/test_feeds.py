@@ -664,9 +664,10 @@ def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
             changes[partition, number] = memories[partition].merge(
                 spec, parts[number], stamps[number], stamps[number] - retention[number], extract, replaced
             )
-    assert sum(memory.refused for memory in memories.values()) > 5
-    assert sum(memory.dropped for memory in memories.values()) > 5
-    assert any(found.newer_than_extract for found in changes.values())
+    if spec.partition_by:  # the only partition of a table may have none of these
+        assert sum(memory.refused for memory in memories.values()) > 5
+        assert sum(memory.dropped for memory in memories.values()) > 5
+        assert any(found.newer_than_extract for found in changes.values())
     for engine in engines:
         store = LocalStore(tmp_path_factory.mktemp("pile"))
         piles = {partition: Pile() for partition in feeds}
