@@ -92,7 +92,7 @@ def measured(kind: str, given: Any, folder: Path) -> str:
         adopting[scope] = perf_counter() - begun
         appending[scope] = list(appended(tables[scope], kind, given, folder / f"landing-{scope}", homes.copy()))
     size, keys = bytes_of_index(tables["table"]), given.keys + given.batches * (given.rows // 20)
-    deletes = deleted(tables["table"], kind, given, folder / "landing-table", keys)
+    deletes = [*deleted(tables["table"], kind, given, folder / "landing-table", keys)]
     shutil.rmtree(folder)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     appends = [median(appending[s][:-1]) for s in ("partition", "table")]

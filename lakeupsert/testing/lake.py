@@ -25,7 +25,6 @@ from lakeupsert.operations.statement import StatementResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.publishers.delta_log import list_log
 from lakeupsert.queue import WorkQueue
-from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.view import View
 from lakeupsert.storage import ObjectStore, open_store
 from lakeupsert.table.layout import WHOLE_TABLE
@@ -222,8 +221,8 @@ class Lake:
         view = self.table.view(snapshot)
         return view.with_versions(self.opened.headers) if self.settings.versions else view
 
-    def rows(self, snapshot: int | str = "published") -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.table.to_arrow(snapshot).read_all().to_pylist()
+    def rows(self, snapshot: int | str = "published", *, versions: bool = False) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.table.to_arrow(snapshot, versions=versions).read_all().to_pylist()
         return rows
 
     def check(self) -> None:
@@ -254,9 +253,9 @@ class Lake:
             assert not wrong, f"it does not balance: {wrong}"
         for link in self.table.snapshots():
             assert not link.body.lagging
-            view = self.view(link.number)
-            found = to_arrow(view).read_all().to_pylist()
-            assert found == self.expected_in(view), f"snapshot {link.number} is wrong"
+            expected = self.expected_in(self.table.view(link.number))
+            found = self.rows(link.number, versions=self.settings.versions)
+            assert found == expected, f"snapshot {link.number} is wrong"
         if "delta" in self.settings.publishers:
             self._check_delta()
         if self.settings.iceberg is not None:

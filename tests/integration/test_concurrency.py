@@ -64,8 +64,8 @@ class StampedLake(Lake):
         }
         return expected(self.rules, entries, landed, up_to)
 
-    def rows(self, snapshot: int | str = "published") -> list[dict[str, Any]]:
-        rows = super().rows(snapshot)
+    def rows(self, snapshot: int | str = "published", *, versions: bool = False) -> list[dict[str, Any]]:
+        rows = super().rows(snapshot, versions=versions)
         return [{**given, "record_timestamp": given["record_timestamp"].replace(tzinfo=None)} for given in rows]
 
 
