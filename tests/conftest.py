@@ -239,7 +239,7 @@ def s3_server(request: pytest.FixtureRequest) -> servers.Server:
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
 
 
-@pytest.fixture(params=["versitygw", "azurite"])
+@pytest.fixture(params=["versitygw", pytest.param("azurite", marks=pytest.mark.long)])
 def store_server(request: pytest.FixtureRequest) -> servers.Server:
     """Each server of objects in turn."""
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]

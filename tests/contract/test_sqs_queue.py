@@ -157,6 +157,7 @@ class TestOnElasticMq(SqsContract):
             pass
 
 
+@pytest.mark.long
 class TestOnMoto(SqsContract):
     @pytest.fixture
     def endpoint(self, moto_endpoint: str) -> str:

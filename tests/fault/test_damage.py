@@ -207,6 +207,7 @@ def test_readers(folder: Path, kind: str) -> None:
     assert outcome.named
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", SOME)
 def test_the_night_after(folder: Path, kind: str) -> None:
     """Also of the queue: what was lost there is sent again."""

@@ -65,7 +65,7 @@ def _lake(days: int) -> pa.Table:
     [
         pytest.param(by_spark, "arrow", 30, marks=pytest.mark.long),
         pytest.param(by_pandas, "spark", 30, marks=pytest.mark.long),
-        (by_duckdb, "arrow", 120),
+        pytest.param(by_duckdb, "arrow", 120, marks=pytest.mark.long),
     ],
 )
 def test_a_night_over_an_adopted_folder(tmp_path: Path, spark: Any, write: Writer, engine: Any, days: int) -> None:
@@ -159,6 +159,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.parquet")}
 
 
+@pytest.mark.long
 def test_compact_settles_what_no_night_touched_and_vacuum_leaves_only_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,7 +297,7 @@ def test_files_that_no_row_can_pass_are_not_opened(tmp_path: Path, monkeypatch: 
     assert len(list(lake.table.files(where="d = '2020-01-01'"))) == 3
 
 
-@pytest.mark.parametrize("engine", ["arrow", "spark"])
+@pytest.mark.parametrize("engine", ["arrow", pytest.param("spark", marks=pytest.mark.long)])
 def test_null_keys_that_no_footer_told_of_stop_the_merge_and_lose_nothing(
     tmp_path: Path, spark: Any, engine: Any
 ) -> None:

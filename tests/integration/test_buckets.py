@@ -213,6 +213,7 @@ def test_nobody_commits_units_from_before_a_fence(shared: Lake) -> None:
     shared.finish_and_check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_units_are_struck_at_every_call(shared: Lake, fault: Fault) -> None:
     def merge(lake: Lake) -> None:
@@ -414,7 +415,7 @@ def versions_of(lake: Lake) -> list[dict[str, Any]]:
     return sorted(found, key=lambda r: (r["k"], r["ts"], str(r)))
 
 
-@pytest.mark.parametrize("engine", ["arrow", "spark"])
+@pytest.mark.parametrize("engine", ["arrow", pytest.param("spark", marks=pytest.mark.long)])
 def test_what_was_split_too_far_is_merged_as_it_is_and_joined_by_a_compaction(
     overdone: Lake, engine: str, request: pytest.FixtureRequest
 ) -> None:
@@ -467,7 +468,7 @@ def test_a_restore_to_what_was_split_too_far_comes_right_too(overdone: Lake) -> 
         ("arrow", "rewrite", 1),
         ("arrow", "delta", 1),
         ("arrow", "delta", 2),
-        ("spark", "auto", 2),
+        pytest.param("spark", "auto", 2, marks=pytest.mark.long),
     ],
 )
 def test_random_nights_of_large_rows_come_to_the_same_with_one_bucket(

@@ -581,7 +581,8 @@ def test_colours_are_for_a_terminal_that_wants_them(lake: Path, no_color: bool) 
     assert ("\x1b[1;31m" in text) is not no_color
 
 
-@pytest.mark.parametrize("on_terminal", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize("on_terminal", [True, False])
+@pytest.mark.long
 def test_terminal_gets_no_controls_out_of_the_data(lake: Path, on_terminal: bool) -> None:
     """A program that reads a pipe gets paths as they are."""
     land([("1", "\x9b31m", "2020-01-01", "\x7f\x1b[31m\u202e")], file="\x1b.csv")

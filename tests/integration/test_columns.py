@@ -70,7 +70,7 @@ def nights(rng: random.Random, keys: int, count: int) -> list[list[dict[str, Any
 
 
 @pytest.mark.usefixtures("tiny_files_split")
-@pytest.mark.parametrize("chosen", ["rewrite", "delta", pytest.param("auto", marks=pytest.mark.long)])
+@pytest.mark.parametrize("chosen", ["delta", *(pytest.param(c, marks=pytest.mark.long) for c in ("rewrite", "auto"))])
 def test_nights_in_any_order_through_every_step(chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(chosen)
     monkeypatch.setattr(strategy, "TOGETHER", 2)

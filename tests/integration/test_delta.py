@@ -141,6 +141,7 @@ def test_a_vector_that_is_gone_is_told_and_made_anew(lake: Lake) -> None:
     assert lake.rows() == lake.expected(lake.entries()[-1][0])
 
 
+@pytest.mark.long
 def test_auto_pays_its_debt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategy, "SMALL_BYTES", 0)
     lake = Lake(tmp_path)

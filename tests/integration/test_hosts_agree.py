@@ -82,7 +82,7 @@ def quarantined(table: Table) -> list[tuple[Any, ...]]:
     )
 
 
-@pytest.fixture(params=["as it is", "cut small"])
+@pytest.fixture(params=["as it is", pytest.param("cut small", marks=pytest.mark.long)])
 def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once with the sizes of the product, once so small that every cut, flush and key range happens."""
     if request.param == "cut small":

@@ -299,6 +299,7 @@ def faulty_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iceberg_catalog, "_open", lambda settings: FaultyCatalog(opened(settings)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("begins", [False, pytest.param(True, marks=pytest.mark.long)], ids=["goes on", "begins"])
 @pytest.mark.usefixtures("faulty_catalog")

@@ -123,10 +123,10 @@ def call(*args: str) -> Any:
     return json.loads(result.stdout)
 
 
-LARGE = "flights of a year"
+LARGE = ("flights of a year", "weather of airports")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n == LARGE else n for n in SETS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LARGE else n for n in SETS])
 def test_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     file, content, expected = SETS[name]
     monkeypatch.chdir(tmp_path)

@@ -199,6 +199,7 @@ def dead(lake: Lake) -> list[Any]:
 # -- a night
 
 
+@pytest.mark.long
 def test_nights_through_the_functions_equal_the_model(lake: Lake) -> None:
     for number, rows in enumerate(NIGHTS, 1):
         if number > 1:

@@ -71,6 +71,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.long
 def test_each_mistake_is_caught_before_anything_is_committed(feed: Path) -> None:
     """And the table that is made in the end is the one that would have been made at once."""
     call("init", "landing/orders")

@@ -75,7 +75,7 @@ def read_by(proxy: FaultProxy, step: Callable[[], object]) -> tuple[Counter[str]
     [
         ("64MiB", 1, "rewrite"),
         pytest.param("600KiB", 16, "rewrite", marks=pytest.mark.long),
-        ("600KiB", 16, "delta"),
+        pytest.param("600KiB", 16, "delta", marks=pytest.mark.long),
         pytest.param("80KiB", 128, "delta", marks=pytest.mark.big),
     ],
 )

@@ -182,6 +182,7 @@ def test_one_answer_in_ten_is_lost(proxy: FaultProxy, night: Callable[[], Lake])
     lake.finish_and_check()
 
 
+@pytest.mark.long
 def test_first_night_over_the_limit_of_a_store_is_slower_and_whole(
     versitygw: Server, new_place: NewPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

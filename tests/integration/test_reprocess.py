@@ -528,8 +528,9 @@ def test_a_restore_between_plan_and_work_brings_back_what_was_not_read(lake: Lak
 # ---------------------------------------------------------------- faults
 
 
-@pytest.mark.parametrize("source", ["stored", pytest.param("landing", marks=pytest.mark.long)])
+@pytest.mark.parametrize("source", ["stored", "landing"])
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.long
 def test_struck_anywhere_a_rerun_is_exact(lake: Lake, source: Source, fault: Fault) -> None:
     lake.land("5.jsonl", [row("b", 0, 8, 5), row("e", 2, 1, 5)])
     lake.table.append(host="local")

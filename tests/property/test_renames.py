@@ -384,7 +384,7 @@ def test_delta_table_waits_for_files_from_before_a_retype(
         assert by_delta(machine, number) == machine.snapshots[number][1], f"version {number}"
 
 
-@pytest.mark.parametrize("seed", [pytest.param(100, marks=pytest.mark.long), 101, 102])
+@pytest.mark.parametrize("seed", [*(pytest.param(n, marks=pytest.mark.long) for n in (100, 101)), 102])
 def test_spark_sees_the_same(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch, spark: Any) -> None:
     machine = run(seed, ("rows", "columns")[seed % 2], folder, monkeypatch, steps=20)
     for number, (model, rows) in list(machine.snapshots.items())[-6:]:

@@ -354,7 +354,10 @@ def test_empty_files_hold_no_rows(landing: Landing) -> None:
     assert landing.rows(landing.put("a", b"")) == []
 
 
-@each_compression
+SLOW = {".bz2", ".xz"}
+
+
+@pytest.mark.parametrize("ending", [pytest.param(e, marks=pytest.mark.long) if e in SLOW else e for e in PACK])
 def test_memory_follows_the_block_and_not_what_an_archive_unpacks_to(
     landing: Landing, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
