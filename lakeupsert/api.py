@@ -696,7 +696,7 @@ class Table:
         snapshot: str | int | date = "published",
     ) -> pa.Table:
         """Read the first rows by partition and key, and no more files than they are in."""
-        return first_rows(to_arrow(self._view(snapshot, where), where, columns=columns, ahead=False), rows)
+        return first_rows(to_arrow(self._view(snapshot, where), where, columns=columns), rows)
 
     def diff(
         self,

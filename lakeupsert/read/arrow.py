@@ -1,25 +1,21 @@
 """Read a view with Arrow. Polars and DuckDB take the reader as it is."""
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.view import View, ViewFile, partition_expression
 from lakeupsert.read.where import ArrowTerms, Expression, all_of, parse_where
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.datafiles import ROW_GROUP_BYTES, open_object, stream_file
+from lakeupsert.rows.datafiles import open_object, stream_file
 from lakeupsert.rows.streams import in_key_order
 from lakeupsert.rows.vectors import deleted_positions, drop_deleted, keep_only
 from lakeupsert.table.layout import DATA, TableObjects, partition_scalars
@@ -30,9 +26,6 @@ SMALL_BYTES = 1 << 20
 """Compressed bytes of a file up to which it is read in one thread. Larger: columns that could be decoded side by side are not."""
 READAHEAD = 2
 """Batches decoded ahead of the consumer. More hides latency, but takes memory."""
-THREADS_AHEAD = 2
-"""Threads that read small partitions ahead of the consumer, each some of up to `SMALL_BYTES` together. More: requests to a remote
-store overlap, but memory grows by up to `ROW_GROUP_BYTES` each. On two cores, three and four were no faster for local files."""
 
 
 Versioned = TypeVar("Versioned", pa.RecordBatch, pa.Table)
@@ -48,18 +41,15 @@ def to_arrow(
     where: str | None = None,
     partition: str | None = None,
     columns: Sequence[str] | None = None,
-    *,
-    ahead: bool = True,
 ) -> pa.RecordBatchReader:
     """Read the view's rows: its columns, ordered by partition and key.
 
     Files are opened one after the other while the reader is consumed; those of several buckets and deltas of one partition
     are open together. If an old file lacks a column, its values are null; a narrower column is widened. Memory: a row group
-    and a few batches of each open file, and up to a row group for each of `THREADS_AHEAD`.
+    and a few batches of each open file.
 
     Args:
         partition: read only the rows of this partition.
-        ahead: threads read small partitions before they are asked for. Otherwise no file is opened in vain if the consumer stops.
         columns: of the view, in this order; default: all. Beside them, those of the filter are read, and those of the key if
             files of a partition have to be merged.
 
@@ -75,8 +65,7 @@ def to_arrow(
     scan = scans(view.spec, where, columns=None if columns is None else (*columns, *view.spec.stored_key))
     scan(len(view.spec.renames))  # refuses the filter now, not when the first file is opened
     without_key = scan if columns is None else scans(view.spec, where, columns=columns)
-    partitions = _partitions(view, view.files(where, partition), scan, without_key)
-    rows = _read_ahead(partitions) if ahead else _in_turn(partitions)
+    rows = _by_partition(view, view.files(where, partition), scan, without_key)
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
         rows = (batch.select(list(columns)) for batch in rows)
@@ -94,7 +83,7 @@ def _with_versions(
     with_key, without_key = (scans(spec, where, schema, of_files, of) for of in ({*read, *spec.stored_key}, read))
 
     def rows() -> Iterator[pa.RecordBatch]:
-        for batch in _read_ahead(_partitions(view, view.files(where, partition), with_key, without_key)):
+        for batch in _by_partition(view, view.files(where, partition), with_key, without_key):
             whole = add_received_at(batch, stamps)
             yield (whole if condition is None else whole.filter(condition)).select(list(columns))
 
@@ -197,23 +186,15 @@ def refuse_unknown(schema: pa.Schema, columns: Sequence[str] | None) -> None:
 
 def batches(view: View, files: Iterator[ViewFile], scan: Callable[[int], Scan]) -> Iterator[pa.RecordBatch]:
     """The live rows of these files that pass the filter, ordered by partition and key."""
-    return _in_turn(_partitions(view, files, scan, scan))
+    return _by_partition(view, files, scan, scan)
 
 
-class _Partition(NamedTuple):
-    """The rows of a partition, whose files have so many ``bytes``. None is opened before the first row is asked for."""
-
-    bytes: int
-    rows: Iterator[pa.RecordBatch]
-
-
-def _partitions(
+def _by_partition(
     view: View, files: Iterator[ViewFile], scan: Callable[[int], Scan], without_key: Callable[[int], Scan]
-) -> Iterator[_Partition]:
+) -> Iterator[pa.RecordBatch]:
     """``without_key``: how to read the files of a partition that need no merging."""
     for _, of_partition in itertools.groupby(files, lambda file: file.partition):
-        own = list(of_partition)
-        yield _Partition(sum(file.bytes for file in own), _of_partition(view, own, scan, without_key))
+        yield from _of_partition(view, list(of_partition), scan, without_key)
 
 
 def _of_partition(
@@ -233,42 +214,6 @@ def _of_partition(
         itertools.chain.from_iterable(_rows(view, file, chosen(file.file.renames)) for file in run) for run in in_order
     ]
     return in_key_order(streams, view.spec.stored_key)
-
-
-def _in_turn(partitions: Iterable[_Partition]) -> Iterator[pa.RecordBatch]:
-    return itertools.chain.from_iterable(partition.rows for partition in partitions)
-
-
-def _read_ahead(partitions: Iterator[_Partition]) -> Iterator[pa.RecordBatch]:
-    """The rows of partitions, one after the other. While the consumer takes some, threads read the small partitions behind."""
-    waiting: deque[tuple[Future[list[pa.RecordBatch]] | None, Iterator[pa.RecordBatch]]] = deque()
-    groups = runs(partitions, lambda partition: partition.bytes, SMALL_BYTES)
-    pool = ThreadPoolExecutor(THREADS_AHEAD)  # starts no thread before it is used
-    try:
-        while True:
-            for group in itertools.islice(groups, THREADS_AHEAD + 1 - len(waiting)):
-                rows = _in_turn(group)
-                # The consumer reads the first group itself, so a table of few files needs no thread.
-                is_ahead = bool(waiting) and sum(partition.bytes for partition in group) <= SMALL_BYTES
-                # Spans of what the threads do are below the caller's.
-                waiting.append((pool.submit(copy_context().run, _begin, rows) if is_ahead else None, rows))
-            if not waiting:
-                return
-            begin, rows = waiting.popleft()
-            yield from begin.result() if begin is not None else ()
-            yield from rows
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _begin(rows: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """The first rows, of about `ROW_GROUP_BYTES`: small files may decode to far more."""
-    found: list[pa.RecordBatch] = []
-    size = 0
-    while size < ROW_GROUP_BYTES and (batch := next(rows, None)) is not None:
-        found.append(batch)
-        size += batch.nbytes
-    return found
 
 
 def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:

@@ -5,7 +5,6 @@ import math
 import os
 import random
 import struct
-import threading
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -20,7 +19,6 @@ import pytest
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.read import arrow as reading
 from lakeupsert.rows import datafiles
 from lakeupsert.testing.spark import collect
 
@@ -623,17 +621,6 @@ def test_reader_holds_some_row_groups_and_not_the_file(tmp_path: Path, monkeypat
     assert most < size / 3, f"{most} bytes held of a file of {size}"
 
 
-@pytest.fixture
-def many_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
-    """Ten rows a day, of which the second night changed every third. Threads read a few days at a time ahead."""
-    monkeypatch.setattr(reading, "SMALL_BYTES", 12_000)
-    keys = list(range(400))
-    first = rows(keys, {"v": keys}, d=[DAY + timedelta(days=key // 10) for key in keys])
-    then = first.take(pa.array(keys[::3])).set_column(2, "ts", pa.array([2] * len(keys[::3]), pa.int64()))
-    then = then.set_column(3, "v", pa.array([1000 + key for key in keys[::3]], pa.int64()))
-    return nights(tmp_path, first, then, strategy="delta")
-
-
 def open_files(root: Path) -> list[str]:
     links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
     return [name for name in links if name.startswith(str(root)) and "/base-" in name]
@@ -641,61 +628,22 @@ def open_files(root: Path) -> list[str]:
 
 @pytest.mark.parametrize("columns", [None, ["v"], ["d", "v"], ["d"]])
 @pytest.mark.parametrize("where", [None, "v < 1000"])
-def test_rows_that_threads_read_ahead_come_in_order_with_the_values_of_their_partition(
-    columns: list[str] | None, where: str | None, many_days: Table
+def test_rows_come_in_order_with_the_values_of_their_partition(
+    columns: list[str] | None, where: str | None, tmp_path: Path
 ) -> None:
+    """Ten rows a day, of which the second night changed every third."""
+    keys = list(range(100))
+    first = rows(keys, {"v": keys}, d=[DAY + timedelta(days=key // 10) for key in keys])
+    then = first.take(pa.array(keys[::3])).set_column(2, "ts", pa.array([2] * len(keys[::3]), pa.int64()))
+    then = then.set_column(3, "v", pa.array([1000 + key for key in keys[::3]], pa.int64()))
+    lake = nights(tmp_path, first, then, strategy="delta")
     expected = [
         {"k": key, "d": DAY + timedelta(days=key // 10), "ts": 1 + (key % 3 == 0), "v": key + 1000 * (key % 3 == 0)}
-        for key in range(400)
+        for key in keys
         if where is None or key % 3
     ]
-    found = many_days.to_arrow(where=where, columns=columns).read_all().to_pylist()
+    found = lake.to_arrow(where=where, columns=columns).read_all().to_pylist()
     assert found == [{name: row[name] for name in columns or row} for row in expected]
-
-
-def test_reading_ahead_asks_for_nothing_twice(many_days: Table) -> None:
-    counts = []
-    for ahead in (True, False):
-        before = many_days.requests
-        reading.to_arrow(many_days.view(), columns=["v"], ahead=ahead).read_all()
-        counts.append({call: count - before[call] for call, count in many_days.requests.items()})
-    assert counts[0] == counts[1]
-    assert counts[0]["get"] >= 3 * 40  # a manifest, a base file and a delta each
-
-
-def test_reader_that_is_dropped_midway_leaves_no_thread_and_no_file(many_days: Table, tmp_path: Path) -> None:
-    threads = set(threading.enumerate())
-    reader = many_days.to_arrow()
-    for _ in range(30):
-        reader.read_next_batch()
-    assert set(threading.enumerate()) > threads
-    del reader
-    gc.collect()
-    assert set(threading.enumerate()) == threads
-    assert open_files(tmp_path) == []
-
-
-def test_head_reads_nothing_ahead(many_days: Table) -> None:
-    def gets(count: int) -> int:
-        before = many_days.requests["get"]
-        assert many_days.head(count)["k"].to_pylist() == list(range(count))
-        return many_days.requests["get"] - before
-
-    assert gets(15) - gets(5) == 3  # the second day's base file and delta, and the third day's manifest
-
-
-def test_small_files_of_many_rows_are_not_read_ahead_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "ROW_GROUP_BYTES", 1)
-    keys, text = list(range(60_000)), pa.array(["x" * 100] * 60_000)
-    lake = nights(tmp_path, rows(keys, {"v": text}, d=[DAY + timedelta(days=key // 2000) for key in keys]))
-    decoded = lake.to_arrow().read_all().nbytes
-    monkeypatch.setattr(reading, "SMALL_BYTES", sum(file.bytes for file in lake.files()) // 5)
-    before, most = pa.total_allocated_bytes(), 0
-    for _ in lake.to_arrow():
-        most = max(most, pa.total_allocated_bytes() - before)
-    assert most < decoded / 3, f"{most} bytes held of {decoded}"
 
 
 def test_reader_that_is_dropped_midway_closes_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
