@@ -362,6 +362,7 @@ def _numbers(data: ReportData) -> Figure:
     title = "The batches in numbers"
     if not data.nights:
         return Line(title, NO_NIGHT)
+    changes = _shown_changes(data.nights)
     heads = [
         ">batch",
         "state",
@@ -370,13 +371,13 @@ def _numbers(data: ReportData) -> Figure:
         ">rows",
         ">superseded",
         ">quarantined",
-        *(f">{name}" for name in Changes.__struct_fields__),
+        *(f">{name.replace('_', ' ')}" for name in changes),
         ">appended",
         ">written",
         ">factor",
         "id",
     ]
-    rows = [_numbers_row(n) for n in reversed(data.nights)]
+    rows = [_numbers_row(n, changes) for n in reversed(data.nights)]
     classes = ["withdrawn" if n.withdrawn else None for n in reversed(data.nights)]
     older = (
         [_details(f"{len(rows) - OPEN:,} older batches", _table(heads, rows[OPEN:], 0, classes[OPEN:]))]
@@ -386,9 +387,17 @@ def _numbers(data: ReportData) -> Figure:
     return _section(title, "", _table(heads, rows[:OPEN], 0, classes[:OPEN]), *older, wide=True)
 
 
-def _numbers_row(n: Night) -> Sequence[str]:
+def _shown_changes(nights: Sequence[Night]) -> list[str]:
+    """The names of the changes that have a column: tables without full extracts need none for these."""
+    names = [*Changes.__struct_fields__]
+    if not any(night.changes.newer_than_extract for night in nights):
+        names.remove("newer_than_extract")
+    return names
+
+
+def _numbers_row(n: Night, changes: Sequence[str]) -> Sequence[str]:
     if n.kind == "schema":
-        return f"{n.number:,}", _state(n), f"{n.received:%Y-%m-%d %H:%M}", *[""] * (8 + len(Changes.__struct_fields__))
+        return f"{n.number:,}", _state(n), f"{n.received:%Y-%m-%d %H:%M}", *[""] * (8 + len(changes))
     return (
         f"{n.number:,}",
         _state(n),
@@ -397,7 +406,7 @@ def _numbers_row(n: Night) -> Sequence[str]:
         f"{n.rows:,}",
         f"{n.superseded:,}",
         f"{sum(n.quarantined.values()):,}",
-        *(f"{getattr(n.changes, name):,}" for name in n.changes.__struct_fields__),
+        *(f"{getattr(n.changes, name):,}" for name in changes),
         size(n.bytes_appended),
         size(n.bytes_written),
         "" if (a := _factor(n)) is None else f"{a:,.1f}",
