@@ -394,7 +394,7 @@ def histories(spec: TableSpec, piles: dict[str, Pile], store: LocalStore, spark:
         from lakeupsert.read.spark import history_to_spark
 
         frame = history_to_spark(spark, view)
-        rows = collect(frame.select([f"`{name}`" for name in history_schema(spec).names])).cast(history_schema(spec))
+        rows = collect(frame.select([f"`{name}`" for name in history_schema(view).names])).cast(history_schema(view))
     for name in {"t", *(["valid_from", "valid_to"] if spec.order_by[0] == "t" else [])}:
         rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(pa.int64()))
     found: dict[str, list[str]] = {p: [] for p in piles}
