@@ -40,7 +40,7 @@ from lakeupsert.engine.attempts import add_requests, all_or_raise, count_request
 from lakeupsert.engine.cut import HeldPieces, write_packs
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.merge import AGE
-from lakeupsert.engine.placing import ALONE, HASH, Placed, UnknownKeys, is_among_hashes, place
+from lakeupsert.engine.placing import ALONE, HASH, Placed, UnknownKeys, by_age, is_among_hashes, place
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.adopted import refuse_null_keys
@@ -183,7 +183,7 @@ def settle(
     The record of greatest rank of every key stays, wherever it came from; between equal orders an incoming one wins. Incoming
     rows that lose to a record in another partition are superseded here; those that lose within their own partition stay, for
     its merge to count. If a row wins against a record in another partition, a delete of the row's rank goes there. ``fold``:
-    rewrite the index. ``unknown``: needed if ``touched`` has `UNPLACED` deletes, which get their partitions here.
+    rewrite the index. ``unknown``: needed if ``touched`` has `UNPLACED` rows, which get their partitions here.
     """
     spec = to.spec
     files = [(partition, file) for partition, t in touched.items() for file in t.files]
@@ -231,10 +231,9 @@ def settle(
         result = _add_rows(to, result, rows)
     written = {f.name for t in result.values() for f in t.files if TableObjects.is_moved(f.name)}
     objects = vectors | written | {f.name for f in (*keys.files, *folded)}
+    counted = {partition: t for partition, t in sorted(result.items()) if t.rows}  # all rows of the others are refused
     return Settled(
-        {
-            partition: of_it for partition, of_it in sorted(result.items()) if of_it.rows
-        },  # all rows of others are refused
+        counted,
         tuple(keys.files),
         tuple(folded) if fold else None,
         frozenset(objects),
@@ -386,12 +385,7 @@ class _Pairs:
 def _look_up(best: Rows, stored: Rows, spec: TableSpec) -> _Found:
     """``best`` and ``stored`` each have a key once."""
     n = stored.num_rows
-    both = pa.concat_tables(
-        [
-            rows.select(spec.tombstone_schema.names).append_column(AGE, _repeat(age, pa.int8(), rows))
-            for age, rows in enumerate((stored, best))
-        ]
-    )
+    both = by_age((stored, best), spec.tombstone_schema.names)
     order, wins = sort_by_rank(both, spec, (AGE,))
     places, begins = order.to_numpy(), np.flatnonzero(as_mask(wins))
     alone = np.diff(np.append(begins, len(places))) == 1

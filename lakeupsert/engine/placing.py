@@ -109,7 +109,7 @@ def _known_partitions(lonely: Rows, others: Rows, stored: Rows, spec: TableSpec)
     """For each ``lonely`` row the partition of its key's stored record, or else of another record of the batch, or null."""
     hashes = np.unique(lonely[HASH].to_numpy())
     near = [rows.filter(pa.array(is_among_hashes(rows, hashes))) for rows in (others, stored)]
-    both = _by_age((lonely, *near), [*spec.tombstone_schema.names, PARTITION])
+    both = by_age((lonely, *near), [*spec.tombstone_schema.names, PARTITION])
     order, wins = sort_by_rank(both, spec, (AGE,))
     places, keys = order.to_numpy(), np.empty(both.num_rows, np.int64)
     keys[places] = np.cumsum(as_mask(wins)) - 1
@@ -122,7 +122,7 @@ def _known_partitions(lonely: Rows, others: Rows, stored: Rows, spec: TableSpec)
     return both[PARTITION].combine_chunks().take(pa.array(own, mask=own < 0))
 
 
-def _by_age(tables: Sequence[Rows], columns: Sequence[str]) -> Rows:
+def by_age(tables: Sequence[Rows], columns: Sequence[str]) -> Rows:
     """The tables, one below the other. `AGE` is a row's table."""
     ages = [pa.repeat(pa.scalar(age, pa.int8()), rows.num_rows) for age, rows in enumerate(tables)]
     return pa.concat_tables(
@@ -146,7 +146,7 @@ class _Lives:
         known = stored
         for name, type_ in ((FILE, pa.int32()), (PLACE, pa.int64())):
             known = known.append_column(name, pa.repeat(pa.scalar(OF_EARLIER_BATCH, type_), stored.num_rows))
-        self._both = _by_age((known, rows), [*spec.tombstone_schema.names, PARTITION, DELETE_FLAG, FILE, PLACE])
+        self._both = by_age((known, rows), [*spec.tombstone_schema.names, PARTITION, DELETE_FLAG, FILE, PLACE])
         order, wins = sort_by_rank(self._both, spec, (AGE, FILE, PLACE))
         self._first, self._order, self._begins = stored.num_rows, order.to_numpy(), np.flatnonzero(as_mask(wins))
         self._keys = np.empty(self._both.num_rows, np.int64)

@@ -198,7 +198,7 @@ def _with_refused(to: IndexTarget, batch: SettledBatch, refused: Mapping[Reason,
         for reason, rows in refused.items():
             for table in _as_quarantined(to, entry, rows) if entry.replayed else _as_landed(entry, rows, to.spec):
                 count = table.num_rows
-                columns = {**dict(zip(table.schema.names, table.columns, strict=True))}
+                columns = dict(zip(table.schema.names, table.columns, strict=True))
                 columns |= {"reason_code": pa.repeat(reason, count), "reason": pa.repeat(WHY_REFUSED[reason], count)}
                 out.write(pa.table(columns, schema=pa.schema([f for f in QUARANTINE_SCHEMA if f.name in columns])))
     reports = out.reports()

@@ -64,8 +64,8 @@ def to_arrow(
         return _with_versions(view, view.stamps, where, partition, schema.names if columns is None else columns)
     scan = scans(view.spec, where, columns=None if columns is None else (*columns, *view.spec.stored_key))
     scan(len(view.spec.renames))  # refuses the filter now, not when the first file is opened
-    without_key = scan if columns is None else scans(view.spec, where, columns=columns)
-    rows = _by_partition(view, view.files(where, partition), scan, without_key)
+    without_key = None if columns is None else scans(view.spec, where, columns=columns)
+    rows = batches(view, view.files(where, partition), scan, without_key)
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
         rows = (batch.select(list(columns)) for batch in rows)
@@ -83,7 +83,7 @@ def _with_versions(
     with_key, without_key = (scans(spec, where, schema, of_files, of) for of in ({*read, *spec.stored_key}, read))
 
     def rows() -> Iterator[pa.RecordBatch]:
-        for batch in _by_partition(view, view.files(where, partition), with_key, without_key):
+        for batch in batches(view, view.files(where, partition), with_key, without_key):
             whole = add_received_at(batch, stamps)
             yield (whole if condition is None else whole.filter(condition)).select(list(columns))
 
@@ -184,36 +184,31 @@ def refuse_unknown(schema: pa.Schema, columns: Sequence[str] | None) -> None:
             )
 
 
-def batches(view: View, files: Iterator[ViewFile], scan: Callable[[int], Scan]) -> Iterator[pa.RecordBatch]:
-    """The live rows of these files that pass the filter, ordered by partition and key."""
-    return _by_partition(view, files, scan, scan)
-
-
-def _by_partition(
-    view: View, files: Iterator[ViewFile], scan: Callable[[int], Scan], without_key: Callable[[int], Scan]
+def batches(
+    view: View,
+    files: Iterator[ViewFile],
+    scan: Callable[[int], Scan],
+    without_key: Callable[[int], Scan] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """``without_key``: how to read the files of a partition that need no merging."""
+    """The live rows of these files that pass the filter, ordered by partition and key.
+
+    ``without_key``: how to read the files of a partition that need no merging; default: as ``scan`` says, too.
+    """
     for _, of_partition in itertools.groupby(files, lambda file: file.partition):
-        yield from _of_partition(view, list(of_partition), scan, without_key)
-
-
-def _of_partition(
-    view: View, files: Sequence[ViewFile], scan: Callable[[int], Scan], without_key: Callable[[int], Scan]
-) -> Iterator[pa.RecordBatch]:
-    # The files of a bucket are in key order, one after the other.
-    base: dict[tuple[int, int], list[ViewFile]] = {}
-    deltas: list[list[ViewFile]] = []
-    for file in files:
-        if file.name.startswith(f"{DATA}/"):
-            deltas.append([file])
-        else:
-            base.setdefault((file.file.bucket, file.file.bits), []).append(file)
-    in_order = [*base.values(), *deltas]
-    chosen = scan if len(in_order) > 1 else without_key
-    streams = [
-        itertools.chain.from_iterable(_rows(view, file, chosen(file.file.renames)) for file in run) for run in in_order
-    ]
-    return in_key_order(streams, view.spec.stored_key)
+        # The files of a bucket are in key order, one after the other.
+        base: dict[tuple[int, int], list[ViewFile]] = {}
+        deltas: list[list[ViewFile]] = []
+        for file in of_partition:
+            if file.name.startswith(f"{DATA}/"):
+                deltas.append([file])
+            else:
+                base.setdefault((file.file.bucket, file.file.bits), []).append(file)
+        runs = [*base.values(), *deltas]
+        chosen = scan if len(runs) > 1 or without_key is None else without_key
+        streams = [
+            itertools.chain.from_iterable(_rows(view, file, chosen(file.file.renames)) for file in run) for run in runs
+        ]
+        yield from in_key_order(streams, view.spec.stored_key)
 
 
 def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:
