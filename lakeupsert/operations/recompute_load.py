@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -409,7 +410,7 @@ class LandedRows:
         def convert_all(values: pa.ChunkedArray) -> pa.Array:
             return convert_in_steps(values.combine_chunks(), [change])[0]
 
-        before, after = (self._type(pa.field("value", type_)) or "" for type_ in change)
+        before, after = (_duckdb_type(type_) or "" for type_ in change)
         if change not in self._functions:
             self._functions[change] = f"lakeupsert_retype_{len(self._functions)}"
             self._db.create_function(
@@ -500,7 +501,7 @@ class LandedRows:
         """DuckDB's type of each column that readers see."""
         types = {}
         for column in compared_schema(spec):
-            type_ = self._type(column)
+            type_ = _duckdb_type(column.type)
             if type_ is None or "INTERVAL" in type_:  # a duration within a list or a struct
                 raise ConfigurationError(
                     "unfit-for-duckdb",
@@ -510,11 +511,15 @@ class LandedRows:
             types[column.name] = type_
         return types
 
-    def _type(self, column: pa.Field) -> str | None:
+
+@cache
+def _duckdb_type(type_: pa.DataType) -> str | None:
+    """DuckDB's name of a type, None for one that it does not support. Kept, since each column of each partition asks."""
+    duckdb = import_duckdb()
+    with duckdb.connect() as db:
         try:
-            self._db.register("empty", pa.schema([column]).empty_table())
-            return str(self._db.execute("DESCRIBE SELECT * FROM empty").fetchall()[0][1])
-        except import_duckdb().Error:
+            return str(db.from_arrow(pa.schema([("c", type_)]).empty_table()).types[0])
+        except duckdb.Error:
             return None
 
 

@@ -6,6 +6,7 @@ can only compute: what it gives depends on the row alone.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -140,10 +141,7 @@ class Assignments:
             self._needed.add(self._by_name[name.lower()])
 
     def _function_faults(self, name: str) -> Iterator[str]:
-        known = self._connection.execute(
-            "SELECT function_type, stability, macro_definition, parameters FROM duckdb_functions() WHERE function_name = ?",
-            [name],
-        ).fetchall()
+        known = _functions().get(name, [])
         kinds = {kind for kind, *_ in known}
         if "scalar" in kinds and not kinds & {"aggregate", "window"}:
             if name in _TELLS_TIME or any(
@@ -161,6 +159,20 @@ class Assignments:
             yield f"{name}() is {'an aggregate' if 'aggregate' in kinds else 'not a function of one row'}"
         else:
             yield f"there is no function {name}()"
+
+
+@cache
+def _functions() -> dict[str, list[tuple[str, str, str, list[str]]]]:
+    """DuckDB's functions by name: kind, stability, of a macro its definition and parameters. To find one, DuckDB lists all."""
+    import duckdb
+
+    found: dict[str, list[tuple[str, str, str, list[str]]]] = {}
+    with duckdb.connect() as db:
+        for name, *known in db.execute(
+            "SELECT function_name, function_type, stability, macro_definition, parameters FROM duckdb_functions()"
+        ).fetchall():
+            found.setdefault(name, []).append(tuple(known))
+    return found
 
 
 class UnfitValueError(Exception):

@@ -76,6 +76,7 @@ def expected(
     adopted: Mapping[str, Sequence[Row]] | None = None,
     unsettled: Collection[str] = (),
     statements: Mapping[str, Change] | None = None,
+    known: dict[int, list[dict[str, Any]]] | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of the table after the ledger entries up to number ``up_to``, by partition and key.
 
@@ -87,7 +88,9 @@ def expected(
         unsettled: partitions that show their adopted files unchanged, one after the other. If a key has one row in the whole
             table, these rows still compete with those of other partitions.
         statements: by batch id, what an update or delete does.
+        known: the rows after earlier entries, filled here: each statement asks for those before it.
     """
+    known = {} if known is None else known
     entries = list(entries)
     ledger = dict(entries)
     best: dict[tuple[Any, ...], tuple[tuple[Any, ...], dict[str, Any], bool]] = {}
@@ -119,10 +122,10 @@ def expected(
     for number in counts_at(ledger, up_to):
         entry = ledger[number]
         if entry.statement is not None:
-            seen, before = (
-                expected(rules, entries, landed, at, refused, passes, adopted, (), statements)
-                for at in (entry.statement.seen, number - 1)
-            )
+            for at in (entry.statement.seen, number - 1):
+                if at not in known:
+                    known[at] = expected(rules, entries, landed, at, refused, passes, adopted, (), statements, known)
+            seen, before = known[entry.statement.seen], known[number - 1]
             change = (statements or {})[entry.batch_id]
             assert entry.touched.keys() == {_partition(row, rules) for row in seen if change(row)}
             # Where it found rows, it must have seen everything that is before it.
