@@ -94,6 +94,20 @@ def refuse_extract_again(ground: Ground) -> None:
             )
 
 
+def refuse_other_than_one_batch(ground: Ground) -> None:
+    """Raises RefusedError if several withdrawn batches, or a part of one, would be taken again as one full extract."""
+    paths = {i.path for i in ground.inputs}
+    if any(paths == {f.path for f in entry.files} for entry in ground.entries):
+        return
+    raise RefusedError(
+        "full-extract-incomplete",
+        f"{count(len(paths), 'withdrawn file')} would be taken as one full extract, but no withdrawn batch had exactly these "
+        "files: keys would be deleted, or come back, that were not in the extract of then. Nothing was committed.",
+        next="if the folders of the landing zone have dates, take one batch after the other with --received-from and "
+        "--received-to; else land the files that are wanted under other names",
+    )
+
+
 def full_extract_entry(
     table: OpenTable, spec: TableSpec, ground: Ground, request: Request, entry: LedgerEntry, reports: Sequence[Report]
 ) -> LedgerEntry:

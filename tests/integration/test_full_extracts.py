@@ -267,6 +267,26 @@ def test_extract_that_a_restore_withdrew_is_no_feed(lake: Lake) -> None:
     assert [k for k, day, _ in keys(lake) if day == 1] == list("abcde")
 
 
+def test_withdrawn_files_are_one_extract_only_if_they_were_one_batch(lake: Lake) -> None:
+    lake.land("2.jsonl", [row("new", 0, 2, 2)])
+    lake.run()
+    for name, some in (("3.jsonl", "abc"), ("4.jsonl", "def")):
+        lake.land(name, [row(k, 0, 3, 3) for k in some])
+    lake.run(full="partitions")
+    assert [k for k, day, _ in keys(lake) if day == 1] == list("abcdef")
+    before = lake.table.snapshots()[1].number
+    for wanted in (0, before):  # two batches, then one of which a file is gone
+        lake.table.restore(wanted, dry=False)
+        lake.run()
+        if wanted:
+            lake.table.append(host="local", again=True, full="partitions")
+            lake.table.restore(wanted, dry=False)
+            (lake.root / "landing" / "4.jsonl").unlink()
+        with pytest.raises(RefusedError, match="no withdrawn batch had exactly these") as refused:
+            lake.table.append(host="local", again=True, full="partitions")
+        assert refused.value.code == "full-extract-incomplete"
+
+
 def test_shrinking_is_about_extracts_alone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(lake.configure().parent)
     done = CliRunner().invoke(main, ["append", "--host", "local", "--may-shrink"])
