@@ -387,13 +387,17 @@ class Table:
         return run(self._table, options)
 
     def plan(
-        self, *, selected: Callable[[str], bool] = lambda partition: True, prices: str | Path | None = None
+        self,
+        *,
+        selected: Callable[[str], bool] = lambda partition: True,
+        prices: str | Path | None = None,
+        full: Scope | None = None,
     ) -> Plan:
         """Predict what `run` would do now: files, partitions, bytes, requests, seconds and money. Nothing is written.
 
-        ``prices`` is a file like `lakeupsert/operations/prices.toml`, which is the default.
+        ``prices`` is a file like `lakeupsert/operations/prices.toml`, which is the default. ``full``: as in `run`.
         """
-        return plan(self._table, selected, prices)
+        return plan(self._table, selected, prices, full)
 
     @_public
     def reprocess(

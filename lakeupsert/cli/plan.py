@@ -16,6 +16,7 @@ from lakeupsert.errors import RefusedError
 if TYPE_CHECKING:
     from lakeupsert.api import Table
     from lakeupsert.operations.plan import Plan
+    from lakeupsert.table.ledger import Scope
 
 
 @main.command()
@@ -57,13 +58,14 @@ def plan_answer(
     max_bytes: int | None,
     max_cost: float | None,
     selected: Callable[[str], bool] = lambda partition: True,
+    full: "Scope | None" = None,
 ) -> Answer:
     """The plan of the next run, with an error if that run would be refused."""
     from lakeupsert.operations.plan import refuse_above  # imports Arrow
 
     with call.progress(table.name) as progress:
         progress("looking for new files")
-        plan = table.plan(selected=selected, prices=prices)
+        plan = table.plan(selected=selected, prices=prices, full=full)
     error = None
     try:
         refuse_above(plan, max_bytes, max_cost)

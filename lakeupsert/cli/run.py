@@ -82,7 +82,7 @@ def run(
 
     def run_table(table: "Table") -> Answer:
         if dry_run:
-            return plan_answer(call, table, prices, max_bytes, max_cost)
+            return plan_answer(call, table, prices, max_bytes, max_cost, full=full)
         refuse_workers_of_spark(table, workers, engine)
         prepare_spark(table, host=host, engine=engine, large=True)
         begun = clock.elapsed()

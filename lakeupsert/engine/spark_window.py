@@ -217,7 +217,12 @@ def _rank(frame: DataFrame, spec: TableSpec, tasks: Sequence[MergeTask]) -> Data
     if has_full:
         ages = F.collect_set("age").over(by_key)
         lacked = F.exists("extracts", lambda age: ~F.array_contains(ages, age))
-        killed_by = lacked_by = F.array_min(F.filter("lacking", lambda age: ~F.array_contains(ages, age)))
+        lacking = F.col("lacking")
+        if any(extract.replaces for task in tasks for extract in task.full):
+            # A row may have replaced greater ones, which go with it.
+            before = by_key.orderBy(*newest_first).rowsBetween(Window.unboundedPreceding, Window.currentRow)
+            lacking = F.filter(F.flatten(F.collect_list("lacking").over(before)), lambda age: age > F.col("age"))
+        killed_by = lacked_by = F.array_min(F.filter(lacking, lambda age: ~F.array_contains(ages, age)))
         if any(task.forgets for task in tasks if task.full):
             rank = F.row_number().over(by_key.orderBy(*newest_first))
             void_by = F.array_min(F.filter("void", lambda age: F.array_contains(ages, age)))

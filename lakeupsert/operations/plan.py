@@ -43,12 +43,13 @@ from lakeupsert.operations.prices import Prices, load_prices
 from lakeupsert.operations.propose_buckets import far_count
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import discover
+from lakeupsert.pipeline.full_extract import partitions_in_scope
 from lakeupsert.pipeline.next_spec import plan_spec, under_old_names, unfit_files, without_operations
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.storage.base import Call
 from lakeupsert.table.chain import Link
-from lakeupsert.table.ledger import HEADERS_TOGETHER, LedgerEntry
+from lakeupsert.table.ledger import HEADERS_TOGETHER, LedgerEntry, Scope
 from lakeupsert.table.spec import TableSpec
 
 TEXT_BYTES = 32 << 20
@@ -116,11 +117,14 @@ class Plan:
         return self.append_read + self.append_written + self.dedupe_read + self.dedupe_written
 
 
-def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path | None) -> Plan:
+def plan(
+    table: OpenTable, selected: Callable[[str], bool], prices: str | Path | None, full: Scope | None = None
+) -> Plan:
     """Predict what `run` would do now with the selected partitions.
 
     Args:
         prices: a file of prices; None for the shipped ones.
+        full: the new landing files are a full extract, as in `append`.
     Raises:
         ConfigurationError: as `append` before it writes, and if ``prices`` can't be read.
     """
@@ -138,12 +142,18 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     batches = last_batches(table, head.number) if head else []
     nights = last_nights(table)
     sizes = learn_sizes(spec, nights, [b.body for b in batches], expected.sample) if spec else Sizes()
+    landed = _rows_by_partition(previews)
     arrivals = {
         partition: Arrival(rows, sizes.appended.at(rows * sizes.kept))
-        for partition, rows in _rows_by_partition(previews).items()
+        for partition, rows in landed.items()
         if selected(partition)
     }
-    partitions = plan_merges(table, sizes, arrivals, head.number if head else -1, selected)
+    last = head.number if head else -1
+    if full and spec is not None and landed:
+        shown = ground.snapshot.body if ground.snapshot else None
+        scope = partitions_in_scope(table, spec, full, landed, shown, last)
+        arrivals |= {partition: Arrival(0, 0.0, 0) for partition in scope - landed.keys() if selected(partition)}
+    partitions = plan_merges(table, sizes, arrivals, last, selected, full=full is not None)
     landing_bytes = sum(f.size for f in files)
     reads = [_reads(f, format_of(f.path, table.settings.format), exists=known is not None) for f in files]
     merge_bytes = sum(p.bytes_read + p.bytes_written for p in partitions)

@@ -82,7 +82,8 @@ def predict_merges(table: OpenTable, appended: AppendResult | None) -> Predictio
     sizes = learn_sizes(table.spec(head.body.spec_version), last_nights(table), batches, ())
     touched = entry.touched if entry else {}
     arrivals = {p: Arrival(sum(f.rows for f in t.files), t.bytes, len(t.files)) for p, t in touched.items()}
-    merges = plan_merges(table, replace(sizes, kept=1.0), arrivals, before, lambda partition: True)
+    full = entry is not None and entry.full is not None
+    merges = plan_merges(table, replace(sizes, kept=1.0), arrivals, before, lambda partition: True, full=full)
     if not merges:
         return None
     return Prediction(sum(m.bytes_read for m in merges), sum(m.bytes_written for m in merges))
@@ -94,8 +95,11 @@ def plan_merges(
     arrivals: Mapping[str, Arrival],
     up_to: int,
     selected: Callable[[str], bool],
+    *,
+    full: bool = False,
 ) -> tuple[PlannedPartition, ...]:
-    """Plan each selected partition that a run would merge: what the ledger has up to ``up_to``, then what arrives."""
+    """Plan each selected partition that a run would merge: what the ledger has up to ``up_to``, then what arrives. A ``full``
+    extract rewrites its partitions, whatever their strategy."""
     snapshot = table.last_snapshot()
     shown = snapshot.body.partitions if snapshot else {}
     behind = table.unpublished(snapshot.body if snapshot else None, up_to) if up_to >= 0 else {}
@@ -112,7 +116,8 @@ def plan_merges(
         dirty = merges.versions > 0
         arrival = arrivals.get(partition)
         if arrival is not None:
-            merges = _merge_arrival(table, table.strategy_of(partition), types, sizes, merges, arrival)
+            strategy = "rewrite" if full else table.strategy_of(partition)
+            merges = _merge_arrival(table, strategy, types, sizes, merges, arrival)
         if merges.versions:
             plans.append(
                 PlannedPartition(

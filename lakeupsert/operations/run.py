@@ -95,7 +95,7 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
     planned = None
     if options.is_limited:
         progress("planning")
-        planned = plan(table, lambda partition: True, options.prices)
+        planned = plan(table, lambda partition: True, options.prices, options.full)
         refuse_above(planned, options.max_bytes, options.max_cost)
     send_missing(table)
     appended, refused = None, None

@@ -32,6 +32,7 @@ from lakeupsert.pipeline.full_extract import (
     full_extract_entry,
     refuse_extract_again,
     refuse_full_extract,
+    refuse_other_than_one_batch,
     refuse_part_of_extract,
 )
 from lakeupsert.pipeline.next_spec import fruitless_files, plan_spec, under_old_names, unfit_files, without_operations
@@ -155,6 +156,8 @@ def _attempt(
         return None
     if request.full:
         refuse_part_of_extract(table, ground, notes.changed)
+        if request.again:
+            refuse_other_than_one_batch(ground)
     elif request.again:
         refuse_extract_again(ground)
     chosen = choose_host(choice, ground.night_bytes)

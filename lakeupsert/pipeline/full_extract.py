@@ -17,7 +17,8 @@ from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import Ground, Request
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.floor import greatest_floor
-from lakeupsert.table.ledger import NOTHING, FullExtract, LedgerEntry, Touched
+from lakeupsert.table.layout import partition_texts
+from lakeupsert.table.ledger import NOTHING, FullExtract, LedgerEntry, Scope
 from lakeupsert.table.manifest import Changes
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
@@ -93,6 +94,20 @@ def refuse_extract_again(ground: Ground) -> None:
             )
 
 
+def refuse_other_than_one_batch(ground: Ground) -> None:
+    """Raises RefusedError if several withdrawn batches, or a part of one, would be taken again as one full extract."""
+    paths = {i.path for i in ground.inputs}
+    if any(paths == {f.path for f in entry.files} for entry in ground.entries):
+        return
+    raise RefusedError(
+        "full-extract-incomplete",
+        f"{count(len(paths), 'withdrawn file')} would be taken as one full extract, but no withdrawn batch had exactly these "
+        "files: keys would be deleted, or come back, that were not in the extract of then. Nothing was committed.",
+        next="if the folders of the landing zone have dates, take one batch after the other with --received-from and "
+        "--received-to; else land the files that are wanted under other names",
+    )
+
+
 def full_extract_entry(
     table: OpenTable, spec: TableSpec, ground: Ground, request: Request, entry: LedgerEntry, reports: Sequence[Report]
 ) -> LedgerEntry:
@@ -101,7 +116,9 @@ def full_extract_entry(
     _refuse_quarantined(table, entry)
     snapshot = table.last_snapshot()  # another process may have published while the rows were read
     shown = snapshot.body if snapshot else None
-    touched = _touched(table, ground, request, entry, shown)
+    last = ground.head.number if ground.head else -1
+    scope = partitions_in_scope(table, spec, request.full, entry.touched, shown, last)
+    touched = {partition: entry.touched.get(partition, NOTHING) for partition in sorted(scope)}
     written = [r for r in reports if isinstance(r, Written)]
     _refuse_shrinking(table, request, touched.keys(), sum(r.live for r in written), shown)
     orders = [r.order for r in written if r.order]
@@ -130,15 +147,29 @@ def _refuse_quarantined(table: OpenTable, entry: LedgerEntry) -> None:
         )
 
 
-def _touched(
-    table: OpenTable, ground: Ground, request: Request, entry: LedgerEntry, shown: Snapshot | None
-) -> dict[str, Touched]:
-    """What the extract touches: of the whole table also the partitions in which it has no row."""
-    if request.full != "table" or ground.head is None:
-        return entry.touched
-    since = table.entries(shown.batch if shown else -1, ground.head.number)
+def partitions_in_scope(
+    table: OpenTable, spec: TableSpec, scope: Scope, named: Collection[str], shown: Snapshot | None, last: int
+) -> set[str]:
+    """The partitions of a full extract behind ledger number ``last``, with those in which it has no row.
+
+    A hash does not limit a scope: an extract of a date is of all partitions of that date, wherever the hash puts its keys.
+
+    Args:
+        named: the partitions that its rows are in.
+    """
+    hashed = {one.column for one in spec.hash_columns}
+    if scope == "partitions" and not hashed:
+        return {*named}
+
+    def values(partition: str) -> tuple[str, ...]:
+        return tuple(text for column, text in partition_texts(partition).items() if column not in hashed)
+
+    since = table.entries(shown.batch if shown else -1, last)
     stored = {*(shown.partitions if shown else ()), *(p for link in since for p in link.body.touched)}
-    return dict(sorted({**dict.fromkeys(stored, NOTHING), **entry.touched}.items()))
+    if scope == "partitions":
+        within = {values(partition) for partition in named}
+        stored = {partition for partition in stored if values(partition) in within}
+    return {*named, *stored}
 
 
 def _refuse_shrinking(

@@ -188,7 +188,8 @@ def find_missing_keys(
 ) -> MissingKeys:
     """Find the rows that full extracts delete because they lack the key.
 
-    If an extract has a key, it also removes the key's deletes that were forgotten by then, and all rows below these.
+    What a row had replaced dies with it, whatever its order. If an extract has a key, it also removes the key's deletes that were
+    forgotten by then, and all rows below these.
 
     Args:
         rows: all rows of some keys.
@@ -198,11 +199,17 @@ def find_missing_keys(
     key, rank = np.empty((2, rows.num_rows), np.int64)
     key[order], rank[order] = np.cumsum(wins) - 1, np.arange(rows.num_rows)
     killed_by, lacked = np.zeros(rows.num_rows, np.int64), np.zeros(rows.num_rows, bool)
+    replaced = any(extract.replaces for extract in full)
     for extract in full:
         has = np.zeros(rows.num_rows, bool)
         has[key[ages == extract.age]] = True
         lacked |= ~has[key] & (ages < extract.age)
         dies = ~has[key] & extract.find_reached(rows, spec)
+        if replaced:  # a row that it reaches may have replaced greater ones, which go with it
+            reached = dies & (ages < extract.age)
+            first = np.full(rows.num_rows, rows.num_rows)
+            np.minimum.at(first, key[reached], rank[reached])
+            dies |= rank >= first[key]
         if forgets is not None:
             void = (killed_by == 0) & has[key] & find_forgotten(rows, forgets, extract.age)
             greatest_void = np.full(rows.num_rows, rows.num_rows)

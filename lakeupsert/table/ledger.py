@@ -135,7 +135,8 @@ class FullExtract(msgspec.Struct, frozen=True, kw_only=True):
     """The batch contains all rows that its source has in its partitions. Keys that it lacks are deleted there.
 
     Attributes:
-        scope: ``table``: it touches every partition of the table; ``partitions``: only those that its rows are in.
+        scope: ``table``: it touches every partition of the table; ``partitions``: only those that its rows are in, and those
+            that differ from these in nothing but a hash.
         order: the greatest order of its rows (see `rows.floor`). Rows of missing keys are deleted up to that order.
         replaces: there, nothing of earlier batches counts any more, whatever its order (`full_extract` at its append).
     """

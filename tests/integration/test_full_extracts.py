@@ -120,6 +120,21 @@ def test_extract_of_many_buckets_and_what_upkeep_does_with_it(tmp_path: Path, st
     assert quarantined(lake) == 1
 
 
+@pytest.mark.parametrize("by", [("d", "bucket(8, k)"), ("bucket(8, k)",)], ids=["below a date", "alone"])
+def test_hash_partitions_do_not_limit_the_scope_of_an_extract(tmp_path: Path, by: tuple[str, ...]) -> None:
+    lake = Lake(tmp_path, partition_by=by)
+    lake.land("1.jsonl", [row(k, int(k in "xyz"), 1) for k in "abcdefxyz"])
+    lake.run()
+    others = [(k, 2, 0) for k in "xyz"] if "d" in by else []
+    lake.land("2.jsonl", [row("a", 0, 2, 2)])
+    with pytest.raises(RefusedError, match="1 rows for") as refused:
+        lake.run(full="partitions")
+    assert refused.value.code == "full-extract-shrinks"
+    lake.run(full="partitions", may_shrink=True)
+    assert sorted(keys(lake)) == [("a", 1, 2), *others]
+    assert quarantined(lake) == 0
+
+
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
 def test_rows_that_an_extract_lacks_and_that_are_newer_are_counted(tmp_path: Path, engine: Any, request: Any) -> None:
     """Wherever they are stored: in adopted files, one of which has a key twice, in a base and in a delta. A delete is no row."""
@@ -250,6 +265,26 @@ def test_extract_that_a_restore_withdrew_is_no_feed(lake: Lake) -> None:
     lake.table.append(host="local", again=True, full="partitions")
     lake.run()
     assert [k for k, day, _ in keys(lake) if day == 1] == list("abcde")
+
+
+def test_withdrawn_files_are_one_extract_only_if_they_were_one_batch(lake: Lake) -> None:
+    lake.land("2.jsonl", [row("new", 0, 2, 2)])
+    lake.run()
+    for name, some in (("3.jsonl", "abc"), ("4.jsonl", "def")):
+        lake.land(name, [row(k, 0, 3, 3) for k in some])
+    lake.run(full="partitions")
+    assert [k for k, day, _ in keys(lake) if day == 1] == list("abcdef")
+    before = lake.table.snapshots()[1].number
+    for wanted in (0, before):  # two batches, then one of which a file is gone
+        lake.table.restore(wanted, dry=False)
+        lake.run()
+        if wanted:
+            lake.table.append(host="local", again=True, full="partitions")
+            lake.table.restore(wanted, dry=False)
+            (lake.root / "landing" / "4.jsonl").unlink()
+        with pytest.raises(RefusedError, match="no withdrawn batch had exactly these") as refused:
+            lake.table.append(host="local", again=True, full="partitions")
+        assert refused.value.code == "full-extract-incomplete"
 
 
 def test_shrinking_is_about_extracts_alone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,6 +453,24 @@ def test_each_extract_keeps_the_setting_of_its_append(tmp_path: Path) -> None:
     assert changes(lake) == Changes(late=2, newer_than_extract=1)
     lake.table.reprocess(source="landing", host="local")
     assert keys(lake) == [(k, 1, 2) for k in "abc"]
+    assert quarantined(lake) == 0
+
+
+@pytest.mark.parametrize("engine", ["arrow", "spark"])
+def test_what_an_extract_replaced_dies_with_its_row(tmp_path: Path, engine: Any, request: Any) -> None:
+    """A rebuild merges all of them at once: the later extract reaches the row that replaced one of a greater order."""
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    lake = Lake(tmp_path, full_extract="replace")
+    for night, rows in enumerate([[("a", 1), ("d", 9)], [("a", 2), ("d", 1)]]):
+        lake.land(f"{night}.jsonl", [row(k, 0, ts, night) for k, ts in rows])
+        lake.run(full="table")
+    lake.mend(lambda row: False, full_extract="merge")
+    lake.land("2.jsonl", [row("a", 0, 5, 2)])
+    lake.run(full="table", may_shrink=True)
+    assert keys(lake) == [("a", 1, 2)]
+    lake.table.reprocess(source="landing", host="local", engine=engine)
+    assert keys(lake) == [("a", 1, 2)]
     assert quarantined(lake) == 0
 
 

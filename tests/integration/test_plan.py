@@ -173,6 +173,28 @@ def test_first_night_without_a_file_that_can_be_read_is_told(lake: Lake, name: s
     assert "0 of 1 landing file can" in plan.notes[0]
 
 
+def test_full_extract_is_planned_as_one(tmp_path: Path) -> None:
+    """It rewrites every partition in its scope, also those that it has no row in, and with strategy delta."""
+    lake = Lake(tmp_path, strategy="delta")
+    lake.land("1.jsonl", [row(f"{k}", number, 1) for k in range(300) for number in (0, 1, 2)])
+    lake.run()
+    lake.land("2.jsonl", [row("0", 0, 2)])
+    assert planned(lake.table.plan()) == planned(lake.table.plan(full="partitions")) == {day(0)}
+    plan = lake.table.plan(full="table")
+    assert planned(plan) == {day(0), day(1), day(2)}
+    assert {p.strategy for p in plan.partitions} == {"rewrite"}
+    assert (plan.rows, [p.rows for p in plan.partitions]) == (1, [1, 0, 0])
+    before = everything(lake)
+    with pytest.raises(RefusedError) as refused:
+        lake.run(full="table", may_shrink=True, max_bytes=plan.bytes - 1)
+    assert refused.value.code == "over-limit"
+    assert everything(lake) == before
+    ran = lake.table.run(host="local", full="table", may_shrink=True)
+    assert touched(ran) == planned(plan)
+    assert ran.predicted is not None
+    assert ran.predicted.bytes_read == sum(p.bytes_read for p in ran.dedupe)
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_large_text_is_estimated_from_places_all_over_it(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, ending: str
