@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.view import View, ViewFile, partition_expression
-from lakeupsert.read.where import ArrowTerms, Expression, all_of, parse_where
+from lakeupsert.read.where import ArrowTerms, Expression, all_of, of_versions, parse_where
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import open_object, stream_file
 from lakeupsert.rows.streams import in_key_order
@@ -179,7 +179,7 @@ def refuse_unknown(schema: pa.Schema, columns: Sequence[str] | None) -> None:
         if name not in schema.names:
             raise ConfigurationError(
                 "unknown-column",
-                f"The table has no column {name!r}. It has: {', '.join(schema.names)}. Nothing was read.",
+                f"The table has no column {name!r}. It has: {', '.join(schema.names)}{of_versions(name)}. Nothing was read.",
                 next="run `lakeupsert schema`, which lists them",
             )
 

@@ -20,6 +20,7 @@ from sqlglot import exp
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.rows.convert import convert
+from lakeupsert.table.spec import VERSION_FIELDS
 
 
 class Expression(Protocol):
@@ -267,8 +268,8 @@ class _Translator:
         found = [f for f in self._schema if f.name.lower() == name.lower()] if len(node.parts) == 1 else []
         if not found:
             quote = "; a name with a dot needs quotes" if len(node.parts) > 1 else ""
-            columns = ", ".join(self._schema.names)
-            raise _unfit_filter(self._where, f"there is no column {name!r}; the columns are {columns}{quote}")
+            columns, hint = ", ".join(self._schema.names), of_versions(name.lower())
+            raise _unfit_filter(self._where, f"there is no column {name!r}; the columns are {columns}{quote}{hint}")
         return found[0]
 
     def _literal(self, node: _Node, field: pa.Field) -> pa.Scalar:
@@ -314,6 +315,11 @@ class _Translator:
 
     def _unsupported(self, node: _Node) -> ConfigurationError:
         return _unfit_filter(self._where, f"{node.sql()!r} is not supported here")
+
+
+def of_versions(name: str) -> str:
+    """What to add to the columns that are named instead of a missing one, if only readers who ask for versions have that."""
+    return f"; {name} needs --versions or versions=True" if name in {field.name for field in VERSION_FIELDS} else ""
 
 
 def _unfit_filter(where: str, why: str) -> ConfigurationError:

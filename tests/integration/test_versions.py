@@ -399,6 +399,22 @@ def test_table_without_versions_refuses_to_show_them(tmp_path: Path) -> None:
         assert pq.read_schema(file).names == ["k", "l", "ts", "v"]
 
 
+def test_reader_without_versions_hears_how_to_get_them(lake: Lake) -> None:
+    """Not only that there is no such column."""
+    table = lake.table
+    readers: list[Callable[[], object]] = [
+        lambda: table.to_arrow(where=f"{BATCH.upper()} > 1"),
+        lambda: table.head(columns=["k", RECEIVED_AT]),
+        lambda: table.delete(where=f"{BATCH} = 3"),
+    ]
+    for read in readers:
+        with pytest.raises(ConfigurationError, match="versions=True"):
+            read()
+    with pytest.raises(ConfigurationError) as refused:
+        table.to_arrow(columns=[BATCH.upper()], versions=True)
+    assert "versions=True" not in refused.value.message
+
+
 def test_setting_is_fixed_when_the_table_is_created(lake: Lake) -> None:
     lake.mend(lambda refused: False, versions=False)
     lake.land("4.jsonl", [row("a", 0, 9)])
