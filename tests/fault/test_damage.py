@@ -181,6 +181,7 @@ def objects_of(lake: Lake) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", SOME)
+@pytest.mark.long
 def test_readers(folder: Path, kind: str) -> None:
     lake = made(folder / "lake", kind)
     before = dict(answers(lake))

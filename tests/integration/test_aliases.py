@@ -122,6 +122,7 @@ def test_aliases_count_from_the_first_batch_on_for_types_and_keys(tmp_path: Path
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_aliases_hold_in_spark_tasks(lake: Lake, spark: Any) -> None:
     lake.configure(ALIASES)
     lake.night("parquet", host="spark", identifier="b", day="2020-01-01", version=1, price=2.5)

@@ -141,11 +141,13 @@ BLOBS = [
 
 
 @pytest.mark.parametrize(("rule", "code", "error", "told"), S3)
+@pytest.mark.long
 def test_run_says_what_is_wrong_with_s3(aws: Cloud, rule: Rule, code: int, error: str, told: str) -> None:
     says_what_is_wrong_with_the_store(aws, rule, code, error, told)
 
 
 @pytest.mark.parametrize(("rule", "code", "error", "told"), BLOBS)
+@pytest.mark.long
 def test_run_says_what_is_wrong_with_azure(azure_cloud: Cloud, rule: Rule, code: int, error: str, told: str) -> None:
     says_what_is_wrong_with_the_store(azure_cloud, rule, code, error, told)
 
@@ -165,6 +167,7 @@ def says_what_is_wrong_with_the_store(cloud: Cloud, rule: Rule, code: int, error
         ("azure_cloud", refuse(403, DENIED, "POST", "comp=batch"), ROLE),
     ],
 )
+@pytest.mark.long
 def test_doctor_says_that_deletes_are_not_permitted(
     of: str, rule: Rule, told: str, request: pytest.FixtureRequest
 ) -> None:
@@ -179,6 +182,7 @@ def test_doctor_says_that_deletes_are_not_permitted(
 @pytest.mark.parametrize(
     "operation", ["GetQueueUrl", "GetQueueAttributes", "SendMessage", "ReceiveMessage", "DeleteMessage"]
 )
+@pytest.mark.long
 def test_run_says_which_permission_of_sqs_is_missing(aws: Cloud, operation: str) -> None:
     denied = json.dumps({"__type": "com.amazonaws.sqs#AccessDeniedException", "message": "no"}).encode()
     aws.queues.rules = (
@@ -191,6 +195,7 @@ def test_run_says_which_permission_of_sqs_is_missing(aws: Cloud, operation: str)
 
 
 @pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+@pytest.mark.long
 def test_run_says_which_role_of_azures_queues_is_missing(azure_cloud: Cloud, method: str) -> None:
     azure_cloud.queues.rules = (refuse(403, DENIED, method),)
     found = azure_cloud.run(2)

@@ -162,6 +162,7 @@ def test_quotes_hold_separators_quotes_and_newlines(lake: Path) -> None:
     assert rows("note") == [('a, "b"\nc',)]
 
 
+@pytest.mark.long
 def test_two_thousand_columns_pass(lake: Path) -> None:
     names = [f"c{i}" for i in range(2000)]
     for night in (1, 2):

@@ -53,6 +53,7 @@ def land_nights(lake: Lake, nights: int = 3) -> None:
 
 
 @pytest.mark.parametrize("chosen", ["rewrite", "delta", "auto"])
+@pytest.mark.long
 def test_a_partition_is_split_where_it_outgrows_a_bucket(
     tmp_path: Path, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

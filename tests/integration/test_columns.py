@@ -219,6 +219,7 @@ def test_parquet_brings_the_columns_of_its_schema(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chosen", ["rewrite", "delta"])
+@pytest.mark.long
 def test_spark_reads_the_tables_own_columns(chosen: str, tmp_path: Path, spark: Any) -> None:
     table = opened(tmp_path, f'{SETTINGS}strategy = "{chosen}"\n')
     for number, night in enumerate(nights(random.Random(0), 30, 3)):

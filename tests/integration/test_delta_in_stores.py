@@ -76,6 +76,7 @@ def check_versions(server: Server, lake: Lake, versions: range) -> None:
         assert rows == lake.rows(version)
 
 
+@pytest.mark.long
 def test_requests_of_a_publish(new_lake: Callable[..., Lake]) -> None:
     calls = {}
     for publishers in ((), ("delta",)):

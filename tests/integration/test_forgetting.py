@@ -143,6 +143,7 @@ def test_compaction_drops_no_delete(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
 @pytest.mark.parametrize("history", [False, True])
+@pytest.mark.long
 def test_key_that_an_extract_brings_back_below_its_forgotten_delete_stays(
     tmp_path: Path, history: bool, engine: Any, request: pytest.FixtureRequest
 ) -> None:
@@ -252,6 +253,7 @@ CAUGHT_UP: dict[str, tuple[list[Any], Nights, list[tuple[str, int]]]] = {
 @pytest.mark.parametrize("history", [False, True])
 @pytest.mark.parametrize("retention", [None, "0s"])
 @pytest.mark.parametrize("case", CAUGHT_UP)
+@pytest.mark.long
 def test_restore_that_merges_an_extract_with_others_forgets_what_nights_would_have(
     tmp_path: Path, case: str, retention: str | None, history: bool, engine: Any, request: pytest.FixtureRequest
 ) -> None:

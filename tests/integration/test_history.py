@@ -242,6 +242,7 @@ def test_row_that_lives_by_an_extract_is_there_whatever_was_deleted(tmp_path: Pa
 
 
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
+@pytest.mark.long
 def test_history_made_anew_of_landing_with_extracts_is_the_same(tmp_path: Path, engine: Any, request: Any) -> None:
     if engine == "spark":
         request.getfixturevalue("spark")
@@ -345,6 +346,7 @@ def test_history_begins_with_what_was_adopted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
+@pytest.mark.long
 def test_what_a_full_extract_lacks_ends_at_its_order(tmp_path: Path, engine: Any, request: Any) -> None:
     if engine == "spark":
         request.getfixturevalue("spark")
@@ -368,6 +370,7 @@ def test_what_a_full_extract_lacks_ends_at_its_order(tmp_path: Path, engine: Any
     assert seen(table) == wanted
 
 
+@pytest.mark.long
 def test_spark_reads_the_same_history(tmp_path: Path, spark: Any) -> None:
     table = opened(tmp_path)
     for number, night in enumerate(nights(random.Random(1), 5)):

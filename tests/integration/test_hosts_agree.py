@@ -120,7 +120,9 @@ def test_hosts_agree_on_a_night_of_every_format(tmp_path: Path, spark: Any) -> N
         assert all(p.by_digest for p in found.proof)
 
 
-@pytest.mark.parametrize("partition_by", [("d",), (), ("bucket(5, l, k)",)], ids=str)
+@pytest.mark.parametrize(
+    "partition_by", [("d",), (), pytest.param(("bucket(5, l, k)",), marks=pytest.mark.long)], ids=str
+)
 def test_one_night_exports_the_same_whatever_host_and_engine(
     tmp_path: Path, partition_by: tuple[str, ...], spark: Any
 ) -> None:

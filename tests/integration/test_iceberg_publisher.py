@@ -391,6 +391,7 @@ def test_vacuum_deletes_what_no_kept_snapshot_needs(tmp_path: Path) -> None:
     lake.check()
 
 
+@pytest.mark.long
 def test_night_rewrites_only_the_manifests_of_its_partitions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random nights over many partitions with few files to a manifest."""
     monkeypatch.setattr(iceberg, "MOST_ENTRIES", 6)

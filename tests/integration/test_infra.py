@@ -192,6 +192,7 @@ LANDED = "arn:aws:s3:::landing/2020-01-01/a.csv"
 
 
 @pytest.mark.parametrize("name", ["lake.yaml", "service.yaml", "examples/step_functions.yaml"])
+@pytest.mark.long
 def test_cfn_lint_finds_nothing(name: str) -> None:
     assert cfnlint.api.lint_file(AWS / name) == []
 
@@ -287,6 +288,7 @@ def test_the_lake_itself_refuses_commits_without_a_condition_and_nothing_else(co
     assert {name for name in made if any(fnmatchcase(name, p) for p in patterns)} == set(chains)
 
 
+@pytest.mark.long
 def test_only_vacuum_may_delete_and_it_no_old_version(aws: None) -> None:
     create_service(**SPARK, KmsKeyArn=KEY)
     roles = created("AWS::IAM::Role")
@@ -316,6 +318,7 @@ def test_no_role_has_a_wildcard_but_where_aws_knows_no_resource(aws: None) -> No
     assert wide == {("SparkRole", "logs:DescribeLogGroups"), ("SparkRole", "cloudwatch:PutMetricData")}
 
 
+@pytest.mark.long
 def test_each_role_may_do_its_own_work_and_not_anothers(aws: None) -> None:
     create_service(**SPARK)
     roles = created("AWS::IAM::Role")

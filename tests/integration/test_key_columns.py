@@ -134,6 +134,7 @@ def delete(k: str, ts: int, **more: Any) -> Record:
 
 
 @pytest.mark.parametrize("seed", range(5 * TIMES))
+@pytest.mark.long
 def test_random_records_come_to_what_was_taken_of_them(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_key_that_goes_on_and_comes_back_is_there_once(tmp_path: Path, strategy:
 
 
 @pytest.mark.parametrize("host", ["local", "spark"])
+@pytest.mark.long
 def test_feed_of_moving_keys_is_exact_and_recomputed(tmp_path: Path, host: str, request: Any) -> None:
     """With a vacuum, a compaction and a look by DuckDB between the nights."""
     if host == "spark":
@@ -468,6 +469,7 @@ def test_index_made_by_tasks_is_that_of_one_process(tmp_path: Path, monkeypatch:
 @pytest.mark.usefixtures("_small_ranges")
 @pytest.mark.parametrize("call", ["put", "get", "list", "delete"])
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.KILL_AFTER])
+@pytest.mark.long
 def test_rebuild_that_is_struck_leaves_nothing_that_counts(
     tmp_path: Path, fault: Fault, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

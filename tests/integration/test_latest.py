@@ -304,6 +304,7 @@ def test_files_of_latest_are_refused(lake: Lake) -> None:
     assert refused.value.code == "latest-has-no-files"
 
 
+@pytest.mark.long
 def test_spark_and_arrow_agree_on_latest(lake: Lake, temporary: Path, spark: Any) -> None:
     append(lake, "2.jsonl", row("a", 0, 2, 2), row("b", 0, 2, 2, op="D"), row("c", 1, None, 3))
     append(lake, "3.jsonl", row("a", 3, 2, 3))

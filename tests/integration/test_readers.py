@@ -716,6 +716,7 @@ def condition(rng: random.Random, depth: int = 3) -> str:
     return rng.choice([f"{spelled} {sign} {literal(rng, name)}", f"{literal(rng, name)} {sign} {spelled}"])
 
 
+@pytest.mark.long
 def test_readers_agree_on_generated_conditions(tmp_path: Path, spark: Any) -> None:
     """Partitions of one to six rows: then a file's least and greatest value say much, and all about NaN that can be wrong."""
     rng = random.Random(5)

@@ -78,6 +78,7 @@ def prove(lake: Lake) -> None:
 
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+@pytest.mark.long
 def test_name_that_is_used_anew_never_shows_old_data(strategy: str, engine: str, folder: Path, spark: Any) -> None:
     lake = begun(folder, strategy=strategy)
     rename(lake, "v", "amount")

@@ -419,6 +419,7 @@ def test_after_random_nights_no_row_changes(folder: Path, source: Source, seed: 
 
 
 @both
+@pytest.mark.long
 def test_thirty_dates_in_the_middle_of_a_night_with_four_workers(folder: Path, source: Source) -> None:
     """Workers are about to commit when it begins, and go on when its messages are there."""
     lake = Lake(folder / "lake")

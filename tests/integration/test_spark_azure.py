@@ -27,6 +27,7 @@ def nights(lake: Lake) -> None:
         lake.run()
 
 
+@pytest.mark.long
 def test_view_with_deltas_is_read(
     azurite_of_wasb: Server, new_place: Callable[[Server], str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

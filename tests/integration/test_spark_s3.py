@@ -105,6 +105,7 @@ def test_snapshots_and_latest_are_read_as_of_a_local_table(lake: Lake, s3a: Any)
     assert found(lake.table.to_spark(s3a, "latest")) == lake.expected(3)
 
 
+@pytest.mark.long
 def test_partitions_of_any_name_are_found(lake: Lake, s3a: Any) -> None:
     lake.mend(lambda row: False, schema={**lake.settings.schema, "d": "string"})
     values = ["a b", "a%20b", "a+b", "{a,b}", "[a]*?", "a/b", "a:b", "ä=🦆", "\\d", "#?", "a."]

@@ -208,6 +208,7 @@ def test_full_extract_brings_the_rows_that_it_holds(
 
 
 @CASES
+@pytest.mark.long
 def test_every_version_of_the_history_has_its_batch(
     chosen: str, engine: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

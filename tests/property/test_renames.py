@@ -333,6 +333,7 @@ def by_spark(spark: Any, machine: Machine, snapshot: Any, where: str | None = No
 
 @pytest.mark.parametrize("mode", ["rows", "columns"])
 @pytest.mark.parametrize("seed", range(3 * TIMES))
+@pytest.mark.long
 def test_readers_see_columns_by_what_they_are_not_by_what_they_were_called(
     seed: int, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +341,7 @@ def test_readers_see_columns_by_what_they_are_not_by_what_they_were_called(
 
 
 @pytest.mark.parametrize("seed", range(300, 300 + 4 * TIMES))
+@pytest.mark.long
 def test_retyped_columns_are_what_their_values_convert_to(
     seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,6 +400,7 @@ def test_spark_sees_the_same(seed: int, folder: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("mode", ["rows", "columns"])
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("seed", range(200, 200 + 2 * TIMES))
+@pytest.mark.long
 def test_delta_table_is_the_same_and_no_rename_holds_it(
     seed: int, later: bool, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -298,6 +298,7 @@ def check_pyiceberg(table: IcebergTable, rows: pa.Table, one: Filter) -> int:
 
 @pytest.mark.parametrize("renames", [False, True])
 @pytest.mark.parametrize("seed", range(2 * TIMES))
+@pytest.mark.long
 def test_no_file_with_a_row_is_skipped(
     seed: int, renames: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +352,7 @@ def write_plainly(rng: random.Random, rows: pa.Table, path: Path) -> None:
 
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("seed", range(2 * TIMES))
+@pytest.mark.long
 def test_no_adopted_file_with_a_row_is_skipped(seed: int, mixed: bool, tmp_path: Path) -> None:
     """``mixed``: columns are narrower in some files, and missing in others."""
     rng = random.Random(seed)

@@ -661,6 +661,7 @@ def test_damaged_avro_is_unreadable_and_never_other_rows(landing: Landing) -> No
         ("snappy", snappy),
     ],
 )
+@pytest.mark.long
 def test_block_of_avro_that_unpacks_to_too_much_is_unreadable(
     landing: Landing, monkeypatch: pytest.MonkeyPatch, codec: str, pack: Callable[[bytes], bytes]
 ) -> None:
@@ -686,6 +687,7 @@ def orc_of(table: Any, **options: Any) -> bytes:
 
 
 @pytest.mark.usefixtures("_any_block_size")
+@pytest.mark.long
 def test_orc_gives_rows_at_their_index_in_the_file(landing: Landing) -> None:
     rows = [{**AVRO_ROWS[i % 2], "at": i, "note": "x" * 5000} for i in range(2000)]
     content = orc_of(pa.Table.from_pylist(rows, SCHEMA), stripe_size=1 << 16, compression="uncompressed")

@@ -38,6 +38,7 @@ SPEC = create(
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=3), values, max_size=3), max_size=5), st.sampled_from([None, 1]))
+@pytest.mark.long
 def test_elements_are_those_that_json_has(elements: list[Any], indent: int | None) -> None:
     text = json.dumps(elements, indent=indent, ensure_ascii=False).encode()
     begin = array_begin(text)

@@ -688,6 +688,7 @@ def test_csv_quote_inside_a_field_is_a_character(landing: Landing) -> None:
     assert accepted["note"].to_pylist() == ['5" pipe', 'ab"c', ' "x"']
 
 
+@pytest.mark.long
 def test_csv_of_2000_columns(landing: Landing) -> None:
     names = ["id", "day", "at", *(f"c{i}" for i in range(1997))]
     row = ["1", "2026-01-02", "2026-03-01", *(str(i) for i in range(1997))]
