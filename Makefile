@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-integration-2 test-others test-long test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers bench bench-peers peers bench-latency \
-    bench-kernels bench-columns bench-scale month lock
+    bench-azure bench-kernels bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -185,6 +185,9 @@ bench-peers: setup peers ## seven workloads against Delta, Iceberg, Hudi, delta-
 
 bench-latency: setup servers ## a night with 30 ms added to every request to S3 and SQS, with 1, 2, 4 and 8 workers
 	@$(BIN)/python -m benchmarks.latency $(LATENCY_ARGS)
+
+bench-azure: setup servers ## three nights on Azurite, seconds and requests; AZURE_ARGS="--beside ../another-checkout"
+	@$(BIN)/python -m benchmarks.azure $(AZURE_ARGS)
 
 bench-kernels: setup ## which library decides a merge: Arrow, DuckDB, Polars; half an hour, 6 GB of disk; KERNELS_ARGS="--rows 10000"
 	@$(BIN)/python -m benchmarks.kernels $(KERNELS_ARGS)

@@ -10,6 +10,8 @@ Repeat    safe: measurements that are in scale.json already are kept (--again ma
     adoption  the first merge of adopted partitions of many buckets (adoption.py)
     workers   1 to 64 of them, on a store that is far away and has S3's limits (workers.py)
     driver    its memory, with 100 to 5,000 touched partitions (driver.py)
+    damaged   seconds of a `dedupe` on Spark with one damaged file, and without (damaged.py)
+    publish   a publish of 545 partitions, without readers' logs and with Delta's (publish.py)
     peers     what a stored row costs a night of Iceberg (peers.py); needs `make peers`
     model     15 TB on paper, from what `rows`, `adoption` and `peers` measured (model.py); without the others it measures nothing
 
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import commit, facts, sentence, versions
-from benchmarks.scale import adoption, driver, model, peers, rows, workers
+from benchmarks.scale import adoption, damaged, driver, model, peers, publish, rows, workers
 from lakeupsert.operations.prices import load_prices
 
 HOME = Path("build/scale")
@@ -37,6 +39,8 @@ SHOWN = {
     "adoption": adoption.SHOWN,
     "workers": workers.SHOWN,
     "driver": driver.SHOWN,
+    "damaged": damaged.SHOWN,
+    "publish": publish.SHOWN,
     "peers": peers.SHOWN,
 }
 
@@ -93,6 +97,9 @@ def _measurements(given: argparse.Namespace) -> Iterator[tuple[str, str, Callabl
     yield "workers", "1, stretched", partial(workers.measured, 1, 3, given.far)
     for number in given.partitions:
         yield "driver", f"{number}", partial(driver.measured, HOME, number)
+    yield "damaged", "one of 21", partial(damaged.measured, HOME)
+    yield "publish", "plain", partial(publish.measured, HOME, ())
+    yield "publish", "delta", partial(publish.measured, HOME, ("delta",))
     for side in peers.ROWS:
         yield "peers", side, partial(peers.measured, HOME, side)
 
