@@ -96,6 +96,8 @@ def _origin(version: "Version") -> str:
         return "stored; its appended file is gone"
     if version.source in ("base", "delta", "tombstone"):
         return f"the same, stored as {'a tombstone' if version.source == 'tombstone' else 'a row'}"
+    if version.moved_from:
+        return f"batch {version.batch} {version.batch_id}: it came with its key from {version.moved_from}"
     if version.file is None:
         return "adopted when the table was made"
     received = output.when(version.received_at)

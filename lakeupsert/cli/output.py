@@ -224,8 +224,9 @@ _REMEDIES = {
     "--replay-quarantine` and `lakeupsert run`",
     "unknown_key": "once a record of the key has come, `lakeupsert append --replay-quarantine` and `lakeupsert run`; or set "
     '`unknown_deletes = "keep"`',
-    "other_partition": "delete the key first, then `lakeupsert append --replay-quarantine` and `lakeupsert run`; or land it with "
-    "the partition of its row",
+    "other_partition": "if its values should count, land it without a partition, or with the partition of its row",
+    "unreadable_partition": "mend the partition (`lakeupsert reconcile` names what is damaged), then `lakeupsert append "
+    "--replay-quarantine` and `lakeupsert run`",
     "future_order": "when that time has come, `lakeupsert append --replay-quarantine` and `lakeupsert run`",
 }
 """By reason: what to do about refused rows that need no correction."""

@@ -185,7 +185,7 @@ class _Merge:
                     if not met.num_rows and not rules.judges_all:
                         out.live.write(stored)
                         continue
-                    tables = [_add_ranks(stored, age=0, deleted=False), met]
+                    tables = [add_ranks(stored, age=0, deleted=False), met]
                     more = met.num_columns > tables[0].num_columns
                     both = pa.concat_tables(tables, promote_options="default" if more else "none")
                     self._write(out, rank(both, spec), again=settled)
@@ -278,7 +278,7 @@ class _Merge:
                 rows = rows.filter(pa.array(np.isin(key_hashes(rows, spec), hashes)))
             tables.append(rows.filter(pc.invert(pc.is_in(rows[POSITION], dead))) if len(dead) else rows)
         met = pa.concat_tables(tables)
-        return _add_ranks(met.drop_columns(POSITION), age=0, deleted=False), met[POSITION].to_numpy()
+        return add_ranks(met.drop_columns(POSITION), age=0, deleted=False), met[POSITION].to_numpy()
 
     def _arriving(self) -> Iterator[Rows]:
         """Adopted rows, deltas, tombstones and appended rows of the bucket, with every version of a key that they have."""
@@ -296,7 +296,7 @@ class _Merge:
             yield from self._within(file, partial(stream, spec.base_schema))
         for file in task.tombstones:
             for rows in stream_file(store, file, self._rules.with_times(spec.base_schema)):
-                yield _add_ranks(in_bucket(rows, file, task, spec), age=0, deleted=True)
+                yield add_ranks(in_bucket(rows, file, task, spec), age=0, deleted=True)
         for age, files in enumerate(task.batches, start=1):
             for file in files:
                 yield from self._within(file, partial(stream, spec.arriving_schema), age)
@@ -304,14 +304,14 @@ class _Merge:
     def _within(self, file: DataFile, read: Callable[[DataFile], Iterator[Rows]], age: int = 0) -> Iterator[Rows]:
         """The rows of a file that are in the bucket, with every column that ranks them."""
         for rows in self._shared.within(self._task, file, read):
-            yield _add_ranks(rows, age=age, deleted=False)
+            yield add_ranks(rows, age=age, deleted=False)
 
     def _together(self, tables: list[Rows]) -> Rows:
         """Incoming rows as one table."""
         stored = self._rules.with_times(self._spec.base_schema)
         more = stored is not self._spec.base_schema
         if more or not tables:
-            tables.append(_add_ranks(stored.empty_table(), age=0, deleted=False))
+            tables.append(add_ranks(stored.empty_table(), age=0, deleted=False))
         return self._rules.add_times(pa.concat_tables(tables, promote_options="default" if more else "none"))
 
     def _write(self, out: MergeWriter, rows: Resolved, *, again: bool = False) -> Resolved:
@@ -351,7 +351,7 @@ def _concat_small(tables: Iterable[Rows]) -> Iterator[Rows]:
         yield pa.concat_tables(held)
 
 
-def _add_ranks(rows: Rows, *, age: int, deleted: bool) -> Rows:
+def add_ranks(rows: Rows, *, age: int, deleted: bool) -> Rows:
     """``rows`` with every column that ranks them, in one order. Columns that they already have keep their values."""
     defaults = {_DELETED.name: deleted, FILE: 0, PLACE: 0, _AGE.name: age}
     brought = [name for name in defaults if name in rows.schema.names]

@@ -17,13 +17,14 @@ dead in every partition. `rank.sort_by_rank` decides which record wins, as every
 A record that brings its key alone is appended without a partition (`landing.partitions.UNPLACED`). `placing` gives it one, and it
 is written again, into a file of that partition. Its first file is in no ledger entry.
 
-Memory: the rows of one range, and key and order of the keys that move. Ranges grow beyond 2^`MOST_BITS` of them.
+Memory: the rows of one range, and key and order of the keys that move; in mode columns, their whole rows. Ranges grow beyond
+2^`MOST_BITS` of them.
 """
 
 import itertools
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,10 +38,11 @@ import pyarrow.compute as pc
 
 from lakeupsert import clock
 from lakeupsert.engine.attempts import add_requests, all_or_raise, count_requests
+from lakeupsert.engine.carry import Source
 from lakeupsert.engine.cut import HeldPieces, write_packs
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.merge import AGE
-from lakeupsert.engine.placing import ALONE, HASH, Placed, UnknownKeys, by_age, is_among_hashes, place
+from lakeupsert.engine.placing import ALONE, HASH, NAMED, Placed, UnknownKeys, by_age, is_among_hashes, place
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.adopted import refuse_null_keys
@@ -66,7 +68,7 @@ from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, Reason, Touched
 from lakeupsert.table.manifest import Bucketed, DataFile, TombstoneFile, add_digests, share
-from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, PLACE, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_FROM, MOVED_TO, OLDER, PLACE, TableSpec
 
 PACK_BYTES = 64 << 20
 """A pack up to this size is read by one request for all of its files."""
@@ -104,20 +106,6 @@ class IndexTarget:
     def footer(self, kind: str, partition: str | None = None, bucket: int = 0, bits: int = 0) -> Footer:
         renames = len(self.spec.renames)
         return Footer(self.spec.table_id, kind, self.batch_id, self.spec_version, partition, bucket, bits, renames)
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file of a partition. Of greater ``age`` it is later; in ``unsettled`` (adopted) files keys may repeat.
-
-    ``number`` is its place among the partition's files of that age. Rows without rank columns rank by it, and by their position.
-    """
-
-    partition: str
-    age: int
-    number: int
-    file: DataFile
-    unsettled: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,7 +154,11 @@ class _Ranked:
 def key_schema(spec: TableSpec) -> pa.Schema:
     """The schema of the index."""
     place = [pa.field(PARTITION, pa.string()), pa.field(DELETE_FLAG, pa.bool_())]
-    return pa.schema([pa.field(HASH, pa.uint64()), *spec.tombstone_schema, *place])
+    return pa.schema([pa.field(HASH, pa.uint64()), *spec.tombstone_schema, *place, *_named(spec)])
+
+
+def _named(spec: TableSpec) -> list[pa.Field]:
+    return [pa.field(NAMED, pa.bool_())] if spec.mode == "columns" else []
 
 
 def settle(
@@ -176,14 +168,17 @@ def settle(
     deltas: Sequence[DataFile],
     *,
     fold: bool,
+    carry: Callable[[Rows], Rows],
     unknown: UnknownKeys | None = None,
+    unreadable: Collection[str] = (),
 ) -> Settled:
     """Settle the rows of a batch against the index: ``index`` with the changes ``deltas``, oldest first.
 
     The record of greatest rank of every key stays, wherever it came from; between equal orders an incoming one wins. Incoming
     rows that lose to a record in another partition are superseded here; those that lose within their own partition stay, for
     its merge to count. If a row wins against a record in another partition, a delete of the row's rank goes there. ``fold``:
-    rewrite the index. ``unknown``: needed if ``touched`` has `UNPLACED` rows, which get their partitions here.
+    rewrite the index. ``carry`` returns `carry.carried_rows` of keys that move, in mode columns. ``unknown``: needed if
+    ``touched`` has `UNPLACED` rows, which get their partitions here. ``unreadable``: see `place`.
     """
     spec = to.spec
     files = [(partition, file) for partition, t in touched.items() for file in t.files]
@@ -193,6 +188,8 @@ def settle(
     rows = sum(file.rows for _, file in files) + sum(file.rows for file in (*index, *deltas))
     batch = _Batch(spec, files)
     moved: list[Rows] = []
+    moves: list[Rows] = []
+    copies: list[Rows] = []
     folded: list[DataFile] = []
     keys = DataFileWriter(to.store, partial(TableObjects.new_keys, to.start), key_schema(spec), to.footer("keys"), ())
     with keys, _Ranges(rows) as arrived:
@@ -210,23 +207,31 @@ def settle(
                 stored = stored.filter(pa.array(is_among_hashes(stored, hashes)))
             if incoming is None:
                 continue
-            placed = place(incoming, stored, partitions.take(incoming[_SOURCE].combine_chunks()), spec, unknown)
+            named = partitions.take(incoming[_SOURCE].combine_chunks())
+            placed = place(incoming, stored, named, spec, unknown, unreadable)
             order, wins = sort_by_rank(placed.rows, spec, (FILE, PLACE))
             best = placed.rows.take(order.filter(wins))
             found = _look_up(best, stored, spec)
             keys.write(found.changes.take(pc.sort_indices(found.changes[HASH])))
             batch.take(placed)
             if spec.mode == "columns":  # every record counts, and `placing` knows where
-                moved += placed.copies
+                moved += placed.left
+                moves += placed.moves
+                copies += placed.copies
                 batch.place(placed.rows)
             else:
                 moved.append(found.moved)
                 batch.place(best)
                 batch.lose(placed.rows.take(order.filter(pc.invert(wins))))
                 batch.lose(found.late)
+    carried = carry(pa.concat_tables(moves)) if moves else None
     result, vectors = _drop_losers(to, touched, batch, unknown)
-    if any(rows.num_rows for rows in moved):
-        result = _add_rows(to, result, pa.concat_tables([rows.select(_moved_columns(spec)) for rows in moved]))
+    for some, follows in ((moved, False), (copies, True)):
+        if any(rows.num_rows for rows in some):
+            rows = pa.concat_tables([rows.select(_moved_columns(spec)) for rows in some])
+            result = _add_rows(to, result, rows, follows=follows)
+    if carried is not None:
+        result = _add_rows(to, result, carried, follows=True)
     for rows in batch.placed(packs):
         result = _add_rows(to, result, rows)
     written = {f.name for t in result.values() for f in t.files if TableObjects.is_moved(f.name)}
@@ -476,7 +481,7 @@ class _Batch:
         files: the batch's files, each with its partition; `_SOURCE` is a place in this list.
         lost: digests of the rows that are superseded, by partition.
         lost_alone: of those of them that brought their key alone, by the partition that they got.
-        away: of the refused rows that named a partition, by that partition.
+        away: of the rows that do not count in the partition where they landed, and are not superseded, by that partition.
         unknown: see `Settled`.
     """
 
@@ -500,7 +505,10 @@ class _Batch:
 
     def place(self, rows: Rows) -> None:
         """Those of these rows that brought their key alone count in their partitions."""
-        for number, of_file in self._by_file(rows.filter(rows[ALONE])):
+        self._place(rows.filter(rows[ALONE]))
+
+    def _place(self, rows: Rows) -> None:
+        for number, of_file in self._by_file(rows):
             self._placed[number].append(of_file.select([POSITION, PARTITION]))
 
     def take(self, placed: Placed) -> None:
@@ -508,6 +516,9 @@ class _Batch:
         self.unknown += placed.unknown
         if placed.superseded is not None:
             self.lose(placed.superseded)
+        if placed.elsewhere is not None:
+            self._leave(placed.elsewhere, self.away)
+            self._place(placed.elsewhere)
         for reason, rows in placed.refused.items():
             self._leave(rows.filter(pc.invert(rows[ALONE])), self.away)
             self._refused.setdefault(reason, []).append(rows.select([_SOURCE, POSITION, PARTITION, ALONE]))
@@ -592,14 +603,20 @@ def _moved_columns(spec: TableSpec) -> list[str]:
     return [*spec.tombstone_schema.names, FILE, PLACE, DELETE_FLAG, PARTITION, MOVED_TO]
 
 
-def _add_rows(to: IndexTarget, touched: dict[str, Touched], rows: Rows) -> dict[str, Touched]:
+def _add_rows(to: IndexTarget, touched: dict[str, Touched], rows: Rows, *, follows: bool = False) -> dict[str, Touched]:
     """``touched`` with these rows, in the partitions that they have in `PARTITION`.
 
-    With `MOVED_TO` they did not land: they are deletes for partitions that keys leave or come to, of another record's rank.
+    With `MOVED_TO` or `MOVED_FROM` they did not land: they are deletes for partitions that keys leave, of another record's rank,
+    or (``follows``) deletes and rows for those that keys come to.
     """
     spec, result = to.spec, dict(touched)
-    moved = MOVED_TO in rows.schema.names
-    schema = spec.ranked_schema.append(pa.field(MOVED_TO, pa.string())) if moved else spec.ranked_schema
+    schema, landed = spec.ranked_schema, False
+    if MOVED_TO in rows.schema.names:
+        schema = schema.append(pa.field(MOVED_TO, pa.string()))
+    elif MOVED_FROM in rows.schema.names:
+        schema = schema.append(spec.base_schema.field(OLDER)).append(pa.field(MOVED_FROM, pa.string()))
+    else:
+        landed = True
     with Pack(to.store, TableObjects.new_moved(to.start)) as pack:
         for partition in sorted(pc.unique(rows[PARTITION]).to_pylist()):
             coming = align(rows.filter(pc.equal(rows[PARTITION], partition)), schema)
@@ -612,7 +629,8 @@ def _add_rows(to: IndexTarget, touched: dict[str, Touched], rows: Rows) -> dict[
                 before,
                 files=(*before.files, *files),
                 rows=before.rows + digest.rows,
-                moved=before.moved + (digest.rows if moved else 0),
+                moved=before.moved + (0 if landed else digest.rows),
+                followed=before.followed + (digest.rows if follows else 0),
                 bytes=before.bytes + sum(f.bytes for f in files),
                 digest=add_digests((before.digest, str(digest))),
             )
@@ -634,7 +652,7 @@ def _source_schema(spec: TableSpec) -> pa.Schema:
         (AGE, pa.int64()),
         (PARTITION, pa.string()),
     ]
-    return pa.schema([*spec.tombstone_schema, *(pa.field(*rank) for rank in ranks)])
+    return pa.schema([*spec.tombstone_schema, *(pa.field(*rank) for rank in ranks), *_named(spec)])
 
 
 def _source_blocks(store: ObjectStore, spec: TableSpec, source: Source) -> Iterator[Rows]:
@@ -645,6 +663,7 @@ def _source_blocks(store: ObjectStore, spec: TableSpec, source: Source) -> Itera
         DELETE_FLAG: isinstance(file, TombstoneFile),
         AGE: source.age,
         PARTITION: source.partition,
+        NAMED: source.unsettled,
     }
     result = _source_schema(spec)
     schema = _arrived_schema(spec)
@@ -656,7 +675,7 @@ def _source_blocks(store: ObjectStore, spec: TableSpec, source: Source) -> Itera
         if PLACE not in block.schema.names:
             block = block.append_column(PLACE, block[POSITION])
         for name, value in given.items():
-            if name not in block.schema.names:
+            if name in result.names and name not in block.schema.names:
                 block = block.append_column(name, _repeat(value, result.field(name).type, block))
         yield pa.table([block[name] for name in result.names], schema=result)
 

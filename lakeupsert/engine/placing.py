@@ -4,16 +4,18 @@ Reads     nothing but rows at hand: those of a batch, and the records that the k
 Writes    nothing; `keyindex` writes what becomes of them
 Repeat    safe
 
-    rows of a batch + the index's records -> rows with partitions | superseded | refused, and deletes for more partitions
+    rows of a batch + the index's records -> rows with partitions | superseded | refused, deletes for more partitions, and moves
 
 In mode rows only deletes may come so. Such a delete counts as one for the partition where its key is, or was deleted.
 
-In mode columns an update may bring its key alone, too. A row consists of several records there, and nobody reads the stored ones
-here, so a living key stays in its partition: a record that names another one is refused (`other_partition`). Once the key is
-deleted, a newer record gives it a new life in any partition, and the delete goes there, too: it stops older records.
+In mode columns an update may bring its key alone, too, and a row consists of several records. The newest record of a living key
+moves it to the partition that it names: all records of the batch go there, what is stored follows (`carry`), and a delete stays
+behind. An older record that names another partition is for the key's, if the newest record has named that one. Otherwise it is
+refused (`other_partition`), as it may be newer than the one that named the key's partition. Once the key is deleted, a newer
+record gives it a new life in any partition, and the delete goes there, too: it stops older records.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,11 +34,15 @@ from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, OF_EARLIER_BATCH,
 HASH = "_lakeupsert_hash"
 ALONE = "_lakeupsert_alone"
 """Boolean column: the row landed without a partition."""
+NAMED = "_lakeupsert_named"
+"""Boolean column of the index, in mode columns: the record is known to have named its partition. Files don't tell, so in an index
+that was rebuilt only adopted records have."""
 
 
 WHY_REFUSED: dict[Reason, str] = {
     "unknown_key": "It brings its key alone, and the key has no row: none has come, or it was deleted.",
-    "other_partition": "Its key has a row in another partition, which a row of several records can't leave.",
+    "other_partition": "It names another partition than its key's row is in, and the row has a newer record, which names none.",
+    "unreadable_partition": "It moves its key from a partition that can't be read.",
 }
 
 
@@ -57,28 +63,43 @@ class Placed:
         rows: with `PARTITION` and `ALONE`, those that stay.
         superseded: older than the delete of their key, and for another partition than it.
         refused: rows by the reason for their quarantine.
+        elsewhere: those of ``rows`` that landed in another partition than the one that they get.
         copies: tables of deletes for one more partition, in `PARTITION`, than their own, in `MOVED_TO`.
+        moves: tables of stored records whose keys move from the partition in `PARTITION` to that in `MOVED_TO`.
+        left: tables of deletes for the first of these.
         unknown: how many deletes bring the key alone of a key without a record.
     """
 
     rows: Rows
     superseded: Rows | None = None
     refused: dict[Reason, Rows] = field(default_factory=dict)
+    elsewhere: Rows | None = None
     copies: tuple[Rows, ...] = ()
+    moves: tuple[Rows, ...] = ()
+    left: tuple[Rows, ...] = ()
     unknown: int = 0
 
 
-def place(incoming: Rows, stored: Rows, partitions: Column, spec: TableSpec, unknown: UnknownKeys | None) -> Placed:
+def place(
+    incoming: Rows,
+    stored: Rows,
+    partitions: Column,
+    spec: TableSpec,
+    unknown: UnknownKeys | None,
+    unreadable: Collection[str] = (),
+) -> Placed:
     """Place the rows of a batch. ``incoming`` has all of some keys, and ``stored`` each of these keys once, as the index has it.
 
     Args:
         partitions: those of the ``incoming`` rows, or `UNPLACED`.
         unknown: None if the batch has no row without a partition.
+        unreadable: partitions that no living key can leave; in mode columns.
     """
     alone = pc.equal(partitions, UNPLACED)
     rows = incoming.append_column(PARTITION, partitions).append_column(ALONE, alone)
     if spec.mode == "columns":
-        return _Lives(rows, stored, spec, unknown).placed() if rows.num_rows else Placed(rows)
+        rows = rows.append_column(NAMED, pc.invert(alone))
+        return _Lives(rows, stored, spec, unknown, unreadable).placed() if rows.num_rows else Placed(rows)
     if unknown is None or not pc.any(alone).as_py():
         return Placed(rows)
     lonely, others = rows.filter(alone), rows.filter(pc.invert(alone))
@@ -131,8 +152,12 @@ def by_age(tables: Sequence[Rows], columns: Sequence[str]) -> Rows:
     )
 
 
-_STAYS, _SUPERSEDED, _UNKNOWN_KEY, _OTHER_PARTITION = range(4)
-_REASONS: dict[int, Reason] = {_UNKNOWN_KEY: "unknown_key", _OTHER_PARTITION: "other_partition"}
+_STAYS, _SUPERSEDED, _UNKNOWN_KEY, _OTHER_PARTITION, _UNREADABLE_PARTITION = range(5)
+_REASONS: dict[int, Reason] = {
+    _UNKNOWN_KEY: "unknown_key",
+    _OTHER_PARTITION: "other_partition",
+    _UNREADABLE_PARTITION: "unreadable_partition",
+}
 
 
 class _Lives:
@@ -141,7 +166,14 @@ class _Lives:
     Most keys have one partition, and need no look at single records. Those of the others are walked one by one.
     """
 
-    def __init__(self, rows: Rows, stored: Rows, spec: TableSpec, unknown: UnknownKeys | None) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        stored: Rows,
+        spec: TableSpec,
+        unknown: UnknownKeys | None,
+        unreadable: Collection[str],
+    ) -> None:
         self._rows, self._unknown = rows, unknown
         known = stored
         for name, type_ in ((FILE, pa.int32()), (PLACE, pa.int64())):
@@ -159,8 +191,12 @@ class _Lives:
         self._home = self._names.index(unknown.partition) if unknown is not None else -1
         self._codes: Indices = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
         self._deletes = as_mask(self._both[DELETE_FLAG])
+        self._named = as_mask(stored[NAMED])
+        self._unreadable = {code for code, name in enumerate(self._names) if name in unreadable}
         self._fate = np.zeros(self._both.num_rows, np.int8)
         self._copies: list[tuple[int, int]] = []
+        self._moves: list[tuple[int, int]] = []
+        self._left: list[tuple[int, int]] = []
         self._count = 0
 
     def placed(self) -> Placed:
@@ -170,21 +206,35 @@ class _Lives:
         ends = np.append(self._begins[1:], len(self._order))
         for key in np.flatnonzero(contested).tolist():
             self._walk(self._order[self._begins[key] : ends[key]][::-1].tolist(), own)
-        codes, fate = self._codes[self._first :], self._fate[self._first :]
-        rows = _with_partitions(self._rows, self._named(codes))
+        own, codes, fate = (of_each[self._first :] for of_each in (own, self._codes, self._fate))
+        rows = _with_partitions(self._rows, self._with_names(codes))
         by_fate = {one: rows.filter(pa.array(fate == one)) for one in np.unique(fate).tolist()}
         refused = {reason: by_fate[one] for one, reason in _REASONS.items() if one in by_fate}
-        stay = by_fate.get(_STAYS, rows.slice(0, 0))
-        return Placed(stay, by_fate.get(_SUPERSEDED), refused, self._taken_along(), self._count)
+        return Placed(
+            by_fate.get(_STAYS, rows.slice(0, 0)),
+            by_fate.get(_SUPERSEDED),
+            refused,
+            rows.filter(pa.array((fate == _STAYS) & (own >= 0) & (own != codes))),
+            self._between(self._copies, deletes=True),
+            self._between(self._moves, deletes=False),
+            self._between(self._left, deletes=True),
+            self._count,
+        )
 
-    def _taken_along(self) -> tuple[Rows, ...]:
-        if not self._copies:
+    def _between(self, found: Sequence[tuple[int, int]], *, deletes: bool) -> tuple[Rows, ...]:
+        """Records of two partitions: each with its own and another one. ``deletes``: as deletes for the other one."""
+        if not found:
             return ()
-        places, partitions = np.array(self._copies, np.int64).T
-        copies = self._both.take(pa.array(places)).append_column(MOVED_TO, self._named(self._codes[places]))
-        return (_with_partitions(copies, self._named(partitions)),)
+        places, others = np.array(found, np.int64).T
+        own, other = self._with_names(self._codes[places]), self._with_names(others)
+        rows = self._both.take(pa.array(places))
+        if not deletes:
+            return (_with_partitions(rows, own).append_column(MOVED_TO, other),)
+        at = rows.schema.get_field_index(DELETE_FLAG)
+        rows = rows.set_column(at, rows.schema.field(at), pa.repeat(True, rows.num_rows))
+        return (_with_partitions(rows, other).append_column(MOVED_TO, own),)
 
-    def _named(self, codes: Indices) -> pa.Array:
+    def _with_names(self, codes: Indices) -> pa.Array:
         return pa.array(self._names, pa.string()).take(pa.array(codes, mask=codes < 0))
 
     def _partition_of_each(self) -> tuple[Indices, Mask]:
@@ -209,7 +259,9 @@ class _Lives:
             lives, grave = partition >= 0, None
         else:
             partition, lives, grave = int(own[stored]), not self._deletes[stored], stored
-        is_newer = stored is None
+        stuck = lives and stored is not None and partition in self._unreadable
+        is_newer, mover = stored is None, None
+        copies: list[tuple[int, int]] = []
         for row in rows:
             if row == stored:
                 is_newer = True
@@ -222,21 +274,45 @@ class _Lives:
                 if partition < 0 and not self._is_kept(row):
                     continue
                 if elsewhere and lives:
-                    self._copies.append((row, partition))
+                    copies.append((row, partition))
                 elif elsewhere and not is_newer:
                     self._fate[row] = _SUPERSEDED
                 if is_newer:
                     partition, lives, grave = int(self._codes[row]), False, row
             elif lives:
-                self._fate[row] = _OTHER_PARTITION if elsewhere else _STAYS
+                if elsewhere and is_newer and stuck:
+                    self._fate[row] = _UNREADABLE_PARTITION
+                elif elsewhere and is_newer:
+                    partition, mover = named, row
+                elif elsewhere and stored is not None and self._named[stored]:
+                    self._codes[row] = partition
+                elif elsewhere:
+                    self._fate[row] = _OTHER_PARTITION
             elif not is_newer:
                 self._fate[row] = _SUPERSEDED if elsewhere else _STAYS
             elif named < 0:
                 self._fate[row] = _UNKNOWN_KEY
             else:
                 if elsewhere and grave is not None:
-                    self._copies.append((grave, named))
+                    copies.append((grave, named))
                 partition, lives = named, True
+        if mover is None:
+            self._copies += copies
+        else:
+            self._move(rows, stored, mover, partition)
+
+    def _move(self, rows: Sequence[int], stored: int | None, mover: int, partition: int) -> None:
+        """Take all that is known of a key to the partition where the batch leaves it, also if it is deleted there."""
+        for row in rows:
+            if row != stored and self._fate[row] == _STAYS:
+                self._codes[row] = partition
+        if stored is None or self._codes[stored] == partition:
+            return
+        if self._deletes[stored]:
+            self._copies.append((stored, partition))
+        else:
+            self._moves.append((stored, partition))
+            self._left.append((mover, int(self._codes[stored])))
 
     def _is_kept(self, row: int) -> bool:
         """Whether the delete of a key without a record stays; then it has its partition."""

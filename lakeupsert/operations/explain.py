@@ -63,6 +63,7 @@ class Version:
             columns of it.
         columns: in mode columns, the columns of it that readers see.
         moved_to: for a delete that `append` wrote, the partition that the key moved to.
+        moved_from: for a row that followed its key, the partition that it comes from; what made it came with earlier batches.
     """
 
     source: Source
@@ -77,6 +78,7 @@ class Version:
     outcome: Outcome
     columns: tuple[str, ...] | None = None
     moved_to: str | None = None
+    moved_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -444,6 +446,7 @@ class _Search:
             outcome=outcome,
             columns=columns,
             moved_to=origin.moved_to,
+            moved_from=origin.moved_from,
         )
 
     def _as_shown(self, partition: str, row: KeyRow, readers: Link[Manifest] | None) -> dict[str, JsonValue]:

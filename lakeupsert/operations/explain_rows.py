@@ -29,7 +29,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import HASH_BITS, DataFile, Manifest, Part, TombstoneFile
-from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, OF_EARLIER_BATCH, PLACE, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_FROM, MOVED_TO, OF_EARLIER_BATCH, PLACE, TableSpec
 
 Source = Literal["appended", "adopted", "base", "delta", "tombstone"]
 
@@ -50,6 +50,7 @@ class KeyRow:
     object: str
     link: Link[LedgerEntry] | None = None
     moved_to: str | None = None
+    moved_from: str | None = None
     lost_in_append: bool = False
 
     def value(self, column: str) -> Any:  # a Python value of the column's type
@@ -77,6 +78,8 @@ class KeyRow:
         what = f"record of {self.moved_to}" if self.moved_to else "delete" if self.deletes else "row"
         if self.link is None:
             return f"the stored {what}"
+        if self.moved_from:
+            return f"batch {self.link.number}'s row from {self.moved_from}"
         return f"the adopted {what}" if self.source == "adopted" else f"batch {self.link.number}'s {what} ({self.file})"
 
 
@@ -127,7 +130,9 @@ class RowSearch:
             if field.name not in rows.schema.names:
                 rows = rows.append_column(field, pa.array(column, field.type))
         names = rows.schema.names
-        moved_to = rows[MOVED_TO].to_pylist() if MOVED_TO in names else [None] * n
+        moved_to, moved_from = (
+            rows[name].to_pylist() if name in names else [None] * n for name in (MOVED_TO, MOVED_FROM)
+        )
         is_lost = np.zeros(n, bool)
         if POSITION in names:
             is_lost = np.isin(rows[POSITION].to_numpy(), deleted_positions(self.table.store, file))
@@ -136,7 +141,13 @@ class RowSearch:
             rows = fill_in_brought_columns(rows, self.spec, names)
         return [
             KeyRow(
-                rows.slice(i, 1), place.source, file.name or place.manifest, place.link, moved_to[i], bool(is_lost[i])
+                rows.slice(i, 1),
+                place.source,
+                file.name or place.manifest,
+                place.link,
+                moved_to[i],
+                moved_from[i],
+                bool(is_lost[i]),
             )
             for i in range(n)
         ]
@@ -159,7 +170,7 @@ class RowSearch:
         with open_object(self.table.store, file.name, part, place.partition) as source:
             parquet = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # Spark's, in adopted files
             fragment, names = parquet.make_fragment(source), self.spec.names_in(file.renames)
-            ours = (*(field.name for field in RANK), MOVED_TO)
+            ours = (*(field.name for field in RANK), MOVED_TO, MOVED_FROM)
             wanted = [names.get(n, n) for n in (*self.spec.base_schema.names, *ours)]
             there = set(fragment.physical_schema.names)
             rows = fragment.to_table(columns=[n for n in wanted if n in there], filter=condition)

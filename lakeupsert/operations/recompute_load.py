@@ -253,12 +253,14 @@ class LandedRows:
     def _is_wanted(self) -> str:
         return self._is_in("wanted")
 
-    def _or_alone(self) -> str:
-        """Records that bring their key alone count in every partition."""
+    def _or_elsewhere(self) -> str:
+        """Records that bring their key alone count in every partition. In mode columns, so may any record of a key that moves."""
         if not self._spec.takes_key_alone:
             return ""
+        if self._spec.mode == "columns":
+            return " OR true"
         absent = " OR ".join(f"landed.{identifier(c)} IS NULL" for c in self._spec.partition_by)
-        return f" OR (({absent}) AND {DELETED if self._spec.mode == 'rows' else 'true'})"
+        return f" OR (({absent}) AND {DELETED})"
 
     def _is_in(self, table: str, *more: str) -> str:
         """Whether ``table`` has a row with the partition columns, and the integers ``more``, of a row of `landed`, in SQL."""
@@ -366,7 +368,7 @@ class LandedRows:
             f"INSERT INTO landed SELECT * EXCLUDE ({PLACE}) FROM "
             f"(SELECT {', '.join(self._values(source))}, {self._deletes(source)} AS {DELETED}, {self._number} AS {BATCH}, "
             f"{has} AS {HAS}, {source.place} AS {PLACE} FROM {source.relation}) landed "
-            f"WHERE {self._is_wanted()}{self._or_alone()} ORDER BY {PLACE}"
+            f"WHERE {self._is_wanted()}{self._or_elsewhere()} ORDER BY {PLACE}"
         )
         self.rows += inserted.fetchone()[0]
 

@@ -103,10 +103,11 @@ def winners(spec: TableSpec, key: str) -> str:
             f"WHERE {NTH} = 1 AND NOT {DELETED}"
         )
     unique, partition, sources = key, [], {source for one in spec.partition_from for source in one.sources}
-    if spec.key_scope == "table":  # a key's records with a partition since its last delete name the same one
+    if spec.key_scope == "table":  # that of the greatest record that names one
         unique = ", ".join(map(identifier, spec.key))
+        names = " AND ".join(f"{identifier(c)} IS NOT NULL" for c in spec.partition_by)
         partition = [
-            f"arg_min({identifier(c)}, {NTH}_0) FILTER ({identifier(c)} IS NOT NULL AND NOT {DELETED}) AS {identifier(c)}"
+            f"arg_min({identifier(c)}, {NTH}_0) FILTER ({names} AND NOT {DELETED}) AS {identifier(c)}"
             for c in spec.partition_by
         ]
     columns, ranks = [f"1 AS {NTH}", *partition], []

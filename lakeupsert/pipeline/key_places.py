@@ -14,13 +14,16 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.engine.attempts import add_requests, all_or_raise, count_requests
+from lakeupsert.engine.carry import Leaving, Source, UnreadableError, WrongIndexError, carried_rows
 from lakeupsert.engine.hosts import Host
-from lakeupsert.engine.keyindex import IndexTarget, Settled, Source, find_refused, rebuild_index, settle
+from lakeupsert.engine.keyindex import IndexTarget, find_refused, rebuild_index, settle
 from lakeupsert.engine.placing import WHY_REFUSED, UnknownKeys
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
 from lakeupsert.engine.replay import read_again
@@ -96,14 +99,14 @@ def _by_index(
     if index is not None:
         progress("looking keys up in the key index")
         try:
-            return _settle(table, to, entry, number, index, fold=_is_due(index))
+            return _settle(table, host, to, entry, number, index, fold=_is_due(index))
         except DamagedTableError as e:
             if _is_overtaken(table, number):
                 raise
             log.warning("the key index is rebuilt: %s", e.message)
     progress("rebuilding the key index")
     files = rebuild_index(to, host, _sources(table, number), _rows(table, number), table.discard)
-    settled = _settle(table, to, entry, number, (files, ()), fold=False)
+    settled = _settle(table, host, to, entry, number, (files, ()), fold=False)
     entry = msgspec.structs.replace(settled.entry, index=KeyIndex(up_to=number, files=files))
     return replace(settled, entry=entry, objects=settled.objects | {f.name for f in files})
 
@@ -146,6 +149,7 @@ def _is_due(index: tuple[tuple[DataFile, ...], tuple[DataFile, ...]]) -> bool:
 
 def _settle(
     table: OpenTable,
+    host: Host,
     to: IndexTarget,
     entry: LedgerEntry,
     number: int,
@@ -154,7 +158,14 @@ def _settle(
     fold: bool,
 ) -> SettledBatch:
     unknown = _unknown_keys(table, to, entry, number)
-    settled: Settled = settle(to, entry.touched, *index, fold=fold, unknown=unknown)
+    carry = partial(_carry, table, host, to.spec, number)
+    settle_with = partial(settle, to, entry.touched, *index, fold=fold, carry=carry, unknown=unknown)
+    try:
+        settled = settle_with()
+    except UnreadableError as e:
+        for partition, error in e.why.items():
+            log.warning("records that move keys from %s are in quarantine: %s", partition, error.message)
+        settled = settle_with(unreadable=e.why)
     entry = msgspec.structs.replace(
         entry,
         touched=settled.touched,
@@ -165,6 +176,28 @@ def _settle(
     if not settled.refused:
         return SettledBatch(entry, settled.objects)
     return _with_refused(to, SettledBatch(entry, settled.objects), settled.refused)
+
+
+def _carry(table: OpenTable, host: Host, spec: TableSpec, number: int, moves: Rows) -> Rows:
+    """What is known at a ledger number of keys that move: `carried_rows`, a partition a task. Raises UnreadableError."""
+    leaving = []
+    for partition in sorted(pc.unique(moves[PARTITION]).to_pylist()):
+        keys = moves.filter(pc.equal(moves[PARTITION], partition))
+        leaving.append(Leaving(keys, tuple(_sources_of(table, partition, number))))
+    sizes = [float(sum(source.file.bytes for source in one.sources)) for one in leaving]
+    read = partial(carried_rows, table.store, spec)
+    if host.in_process:
+        found = [*host.map(read, leaving, sizes)]
+    else:
+        found = [*add_requests(table.store, host.map(partial(count_requests, table.store, read), leaving, sizes))]
+    why = {
+        one.keys[PARTITION][0].as_py(): error
+        for one, error in zip(leaving, found, strict=True)
+        if isinstance(error, DamagedTableError) and not isinstance(error, WrongIndexError)
+    }
+    if why and not _is_overtaken(table, number):
+        raise UnreadableError(why)
+    return pa.concat_tables(all_or_raise(found))
 
 
 def _unknown_keys(table: OpenTable, to: IndexTarget, entry: LedgerEntry, number: int) -> UnknownKeys | None:
@@ -290,14 +323,18 @@ def _sources(table: OpenTable, number: int) -> Iterator[Source]:
     """
     entries = table.entries(-1, number)
     for partition in sorted({p for link in entries for p in link.body.touched}):
-        head = table.objects.partition(partition).head()
-        step = step_to(table, head, partition, head.body.merged if head else 0, number)
-        for bucket in step.base.buckets:
-            yield from _of_files(partition, 0, bucket.data, unsettled=not bucket.settled)
-            yield from _of_files(partition, 0, bucket.tombstones)
-        for link in step.pending:
-            if link.number in step.active:
-                yield from _of_files(partition, link.number, link.body.touched[partition].files)
+        yield from _sources_of(table, partition, number)
+
+
+def _sources_of(table: OpenTable, partition: str, number: int) -> Iterator[Source]:
+    head = table.objects.partition(partition).head()
+    step = step_to(table, head, partition, head.body.merged if head else 0, number)
+    for bucket in step.base.buckets:
+        yield from _of_files(partition, 0, bucket.data, unsettled=not bucket.settled)
+        yield from _of_files(partition, 0, bucket.tombstones)
+    for link in step.pending:
+        if link.number in step.active:
+            yield from _of_files(partition, link.number, link.body.touched[partition].files)
 
 
 def _of_files(partition: str, age: int, files: Sequence[DataFile], *, unsettled: bool = False) -> Iterator[Source]:

@@ -7,6 +7,9 @@ has an ordering of its own, so a record has one rank in each group that it bring
 A stored row holds the values and the parts that they come from: `HAS` lists the columns of the part with the row's own order,
 `OLDER` lists the other parts with their orders. No two parts of a row share a column. So their order of arrival no longer
 matters, and a late record can be compared with exactly the part that it would replace.
+
+A row that followed its key from another partition is carried: it has all that was known of the key. What its new partition had of
+the key before counts no more: the delete that an earlier move left there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +23,9 @@ from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.rank import sort_key, sortable
 from lakeupsert.table.spec import DELETE_FLAG, HAS, OLDER, Ordering, TableSpec
+
+_CARRIED = 0
+"""The bit of `HAS` that marks carried rows: field ids count from 1."""
 
 
 class CombinedRows(NamedTuple):
@@ -88,12 +94,20 @@ def brought_columns(rows: Rows, spec: TableSpec) -> Iterator[tuple[list[str], Ro
         yield list(dict.fromkeys([*always, *names])), rows.filter(pc.equal(encoded.indices, number))
 
 
+def mark_carried(rows: Rows, spec: TableSpec) -> Rows:
+    """Stored rows as rows that their keys carry to another partition."""
+    encoded = rows[HAS].combine_chunks().dictionary_encode()
+    bits = _unpack(encoded.dictionary, spec.last_field_id + 1)
+    bits[:, _CARRIED] = True
+    return rows.set_column(rows.schema.get_field_index(HAS), rows.schema.field(HAS), _pack(bits).take(encoded.indices))
+
+
 def combine_columns(rows: Rows, spec: TableSpec, order: Indices, wins: Mask, ties: Sequence[str]) -> CombinedRows:
     """Combine the rows of each key into one row.
 
     ``rows`` have the columns of the spec's `base_schema`, `DELETE_FLAG` and ``ties``; ``order`` and ``wins`` are what
     `rank.sort_by_rank` returns for them. All other columns come from the record of greatest rank. If that is a delete,
-    the key becomes a tombstone.
+    the key becomes a tombstone. The first of ``ties`` says with which batch a row came: those before a carried row have no part.
     """
     tops = order[wins]
     key_of = np.empty(rows.num_rows, np.int64)
@@ -104,7 +118,7 @@ def combine_columns(rows: Rows, spec: TableSpec, order: Indices, wins: Mask, tie
     uses[tops] = True
     if not meet.any():
         return CombinedRows(rows, tops, uses)
-    some = np.flatnonzero(meet[key_of])
+    some = np.flatnonzero(meet[key_of] & _find_counting(rows, spec, key_of, ties[0]))
     number = np.cumsum(meet) - 1
     merged, of_some = _merge_parts(rows.take(some), spec, number[key_of[some]], ties)
     uses[some] |= of_some
@@ -114,8 +128,10 @@ def combine_columns(rows: Rows, spec: TableSpec, order: Indices, wins: Mask, tie
 
 def columns_by_record(rows: Rows, spec: TableSpec, ties: Sequence[str]) -> list[list[str]]:
     """For each of these records of one key, the columns whose value in the combined row comes from it (see `combine_columns`)."""
-    parts = _Parts(rows, spec, np.zeros(rows.num_rows, np.int64))
-    columns: list[list[str]] = [[] for _ in range(rows.num_rows)]
+    keys = np.zeros(rows.num_rows, np.int64)
+    columns: list[list[str]] = [[] for _ in keys]
+    counting = np.flatnonzero(_find_counting(rows, spec, keys, ties[0]))
+    parts = _Parts(rows.take(counting), spec, keys[counting])
     for number, (ordering, ids) in enumerate(spec.columns_of):
         ranked = parts.rank(number, ordering, ids, ties)
         if number == 0 and parts.deletes[ranked[0]]:
@@ -123,8 +139,26 @@ def columns_by_record(rows: Rows, spec: TableSpec, ties: Sequence[str]) -> list[
         for name, id_ in ids.items():
             [won] = parts.find_source(id_, ranked)
             if won >= 0:
-                columns[parts.row[won]].append(name)
+                columns[counting[parts.row[won]]].append(name)
     return columns
+
+
+def _find_counting(rows: Rows, spec: TableSpec, keys: Indices, age: str) -> Mask:
+    """The rows that did not come before a carried row of their key. A tombstone that did is combined with the incoming rows."""
+    is_carried = _find_carried(rows, spec)
+    ages = rows[age].to_numpy()
+    since = np.zeros(int(keys.max()) + 1, ages.dtype)
+    np.maximum.at(since, keys[is_carried], ages[is_carried])
+    counting: Mask = ages >= since[keys]
+    return counting
+
+
+def _find_carried(rows: Rows, spec: TableSpec) -> Mask:
+    if spec.key_scope != "table":
+        return np.zeros(rows.num_rows, bool)
+    encoded = pc.fill_null(rows[HAS].combine_chunks(), b"").dictionary_encode()
+    carried: Mask = _unpack(encoded.dictionary, _CARRIED + 1)[encoded.indices.to_numpy(), _CARRIED]
+    return carried
 
 
 def _merge_parts(rows: Rows, spec: TableSpec, keys: Indices, ties: Sequence[str]) -> tuple[Rows, Mask]:

@@ -206,17 +206,20 @@ def find_missing_keys(
         lacked |= ~has[key] & (ages < extract.age)
         dies = ~has[key] & extract.find_reached(rows, spec)
         if replaced:  # a row that it reaches may have replaced greater ones, which go with it
-            reached = dies & (ages < extract.age)
-            first = np.full(rows.num_rows, rows.num_rows)
-            np.minimum.at(first, key[reached], rank[reached])
-            dies |= rank >= first[key]
+            dies |= _with_all_below(dies & (ages < extract.age), key, rank)
         if forgets is not None:
             void = (killed_by == 0) & has[key] & find_forgotten(rows, forgets, extract.age)
-            greatest_void = np.full(rows.num_rows, rows.num_rows)
-            np.minimum.at(greatest_void, key[void], rank[void])
-            dies |= rank >= greatest_void[key]
+            dies |= _with_all_below(void, key, rank)
         killed_by[(killed_by == 0) & (ages < extract.age) & dies] = extract.age
     return MissingKeys(killed_by, lacked)
+
+
+def _with_all_below(which: Mask, keys: Indices, ranks: Indices) -> Mask:
+    """These rows, and those of their keys that rank below them."""
+    first = np.full(len(keys), len(keys))
+    np.minimum.at(first, keys[which], ranks[which])
+    found: Mask = ranks >= first[keys]
+    return found
 
 
 def find_eras(ages: Indices, full: Sequence[Extract]) -> Indices:

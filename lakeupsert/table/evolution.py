@@ -85,6 +85,7 @@ def create(  # many parameters, because a spec fixes that many settings; each is
         "history": history,
         "versions": versions,
         "key_scope": key_scope == "table",
+        "carried_rows": key_scope == "table" and mode == "columns",
         "no_partition_columns": not partitions,
         "hash_partitions": any(p.function == "bucket" for p in partitions),
     }

@@ -26,6 +26,7 @@ Reason = Literal[
     "retyped",
     "unknown_key",
     "unreadable_file",
+    "unreadable_partition",
 ]
 """Why a row is refused (docs/WHEN_SOMETHING_BROKE.md, "Rows were refused")."""
 
@@ -53,7 +54,8 @@ class Touched(msgspec.Struct, frozen=True, kw_only=True):
         rows: accepted rows.
         superseded: how many of them lost to another row of the batch. If keys are unique across partitions, also those that lost
             to a row of another partition. Nobody reads these rows.
-        moved: how many of them are deletes that did not land. `append` wrote them for keys that moved to other partitions.
+        moved: how many of them did not land: `append` wrote them for keys that moved from one partition to another.
+        followed: how many of those are rows and deletes that followed a key. The others are deletes that moving keys left behind.
         digest: of all these rows. None: not known, because these are adopted files that were not read yet.
         superseded_digest: of the rows that lost; None: not known.
     """
@@ -65,6 +67,7 @@ class Touched(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = None
     superseded_digest: str | None = None
     moved: int = 0
+    followed: int = 0
 
     def as_adopted(self) -> BucketEntry:
         """The first bucket of a partition that starts with these files of batch 0, as another system wrote them."""
@@ -258,7 +261,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def keys_moved(self) -> int:
         """Keys that moved to another partition."""
-        return sum(t.moved for t in self.touched.values())
+        return sum(t.moved - t.followed for t in self.touched.values())
 
     @property
     def rows_superseded(self) -> int:

@@ -40,6 +40,8 @@ RECEIVED_AT = "_lakeupsert_received_at"
 """The receipt stamp of the row's batch. No file has it: readers take it from the ledger."""
 MOVED_TO = "_lakeupsert_moved_to"
 """Text column of appended files with deletes that `append` wrote: the partition that the key moved to."""
+MOVED_FROM = "_lakeupsert_moved_from"
+"""Text column of appended files with rows that keys carry: the partition that they come from."""
 HIDDEN_IDS = 2_000_000_000
 """Field ids from here on are those of columns that readers don't see. Those of the table's columns count from 1."""
 STATEMENTS = "statements"
@@ -53,6 +55,7 @@ FEATURES = frozenset(
         "versions",
         "renames",
         "key_scope",
+        "carried_rows",
         "file_names",
         "retypes",
         STATEMENTS,

@@ -517,6 +517,7 @@ def test_command_tells_people_and_programs_the_same(lake: Lake) -> None:
         *("source", "batch", "batch_id", "received_at", "file", "place", "order", "delete", "object", "outcome"),
         "columns",
         "moved_to",
+        "moved_from",
     }
     assert partition["shown"]["v"] == 2
     assert partition["settled"] == {"1": 1}

@@ -518,7 +518,7 @@ def test_task_that_is_killed_after_its_pack_leaves_nothing_that_counts(tmp_path:
 
 def test_planted_second_row_is_found_by_reconcile_deep(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     night(lake, 1, [row("a", 0, 1), row("b", 0, 1)])
-    monkeypatch.setattr(engine, "_add_rows", lambda to, touched, rows: touched)
+    monkeypatch.setattr(engine, "_add_rows", lambda to, touched, rows, **more: touched)
     night(lake, 2, [row("a", 1, 2)])
     assert days(lake) == {"a": [0, 1], "b": [0]}
     checked = lake.table.reconcile(deep=True)

@@ -1,0 +1,108 @@
+"""Mode columns: what a partition knows of keys that leave it, to be carried to the partitions that they move to.
+
+Reads     stored, tombstone and appended files of the partition that may have one of the keys
+Writes    nothing; `keyindex` writes the rows, and they are appended with the batch that moves the keys
+Repeat    safe: the same ledger gives the same rows
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeupsert.engine.arrow import add_ranks
+from lakeupsert.engine.placing import HASH, is_among_hashes
+from lakeupsert.engine.resolve import TIES, rank
+from lakeupsert.errors import DamagedTableError
+from lakeupsert.landing.adopted import stream_adopted
+from lakeupsert.rows.arrays import Column, Rows
+from lakeupsert.rows.buckets import key_hashes
+from lakeupsert.rows.columns import combine_columns, mark_carried
+from lakeupsert.rows.datafiles import Near, stream_file
+from lakeupsert.rows.floor import PARTITION, is_among
+from lakeupsert.rows.rank import sort_by_key, sortable
+from lakeupsert.storage import ObjectStore
+from lakeupsert.table.manifest import DataFile, TombstoneFile
+from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_FROM, MOVED_TO, OF_EARLIER_BATCH, PLACE, TableSpec
+
+
+class WrongIndexError(DamagedTableError):
+    """The key index has keys where they are not."""
+
+
+class UnreadableError(Exception):
+    """Keys can't leave some partitions. ``why``: the error of each."""
+
+    def __init__(self, why: dict[str, DamagedTableError]) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of a partition. Of greater ``age`` it is later; in ``unsettled`` (adopted) files keys may repeat.
+
+    ``number`` is its place among the partition's files of that age. Rows without rank columns rank by it, and by their position.
+    """
+
+    partition: str
+    age: int
+    number: int
+    file: DataFile
+    unsettled: bool = False
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Keys that leave a partition, each with `PARTITION` and `MOVED_TO`; and all files that the partition has."""
+
+    keys: Rows
+    sources: tuple[Source, ...]
+
+
+def carried_rows(store: ObjectStore, spec: TableSpec, leaving: Leaving) -> Rows:
+    """One row for each key, with what came of it up to now, for the partition in its `PARTITION`.
+
+    Raises DamagedTableError if a file can't be read; WrongIndexError if a key has no row.
+    """
+    keys = leaving.keys.take(sort_by_key(leaving.keys, spec.stored_key))
+    hashes, first = np.unique(key_hashes(keys, spec)), spec.stored_key[0]
+    near = (first, sortable(keys[first]).combine_chunks())
+    tables = [add_ranks(spec.base_schema.empty_table(), age=0, deleted=False)]
+    for source in leaving.sources:
+        for block in _stream(store, spec, source, near):
+            hashed = block.append_column(HASH, pa.array(key_hashes(block, spec)))
+            tables.append(block.filter(pa.array(is_among_hashes(hashed, hashes))))
+    found = rank(pa.concat_tables(tables), spec)
+    combined = combine_columns(found.rows, spec, found.order, found.wins, TIES)
+    rows = combined.rows.take(pa.array(combined.chosen))
+    rows = rows.filter(pc.invert(rows[DELETE_FLAG]))
+    rows = rows.append_column(PARTITION, pa.repeat(keys[PARTITION][0], rows.num_rows))
+    rows = rows.filter(pa.array(is_among(rows, keys, spec)))
+    if rows.num_rows != keys.num_rows:
+        raise WrongIndexError(
+            "broken-invariant",
+            f"The key index has {keys.num_rows} keys in {keys[PARTITION][0]}, and {rows.num_rows} of them have a row there.",
+            next="run `lakeupsert reconcile` to see what differs",
+        )
+    rows = mark_carried(rows.take(sort_by_key(rows, spec.stored_key)), spec)
+    for name, type_ in ((FILE, pa.int32()), (PLACE, pa.int64())):
+        rows = _with_column(rows, name, pa.repeat(pa.scalar(OF_EARLIER_BATCH, type_), rows.num_rows))
+    return _with_column(rows, PARTITION, keys[MOVED_TO]).append_column(MOVED_FROM, keys[PARTITION])
+
+
+def _stream(store: ObjectStore, spec: TableSpec, source: Source, near: Near) -> Iterator[Rows]:
+    if source.unsettled:
+        blocks = stream_adopted(store, source.file, spec, source.partition, source.number)
+    else:
+        schema = spec.arriving_schema if source.age else spec.base_schema
+        blocks = stream_file(store, source.file, schema, near, spec=spec)
+    for block in blocks:
+        yield add_ranks(block, age=source.age, deleted=isinstance(source.file, TombstoneFile))
+
+
+def _with_column(rows: Rows, name: str, column: Column) -> Rows:
+    at = rows.schema.get_field_index(name)
+    return rows.set_column(at, rows.schema.field(at), column)
