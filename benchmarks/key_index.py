@@ -7,8 +7,8 @@ Repeat    safe: begins anew
 The files are adopted twice, by a table of either `key_scope`; the difference is what making the index takes. With `--host spark`
 tasks make it, and what they pass on goes through packs in the store. Then the same batches come to both: nine of ten rows for
 the partition where their key is, one of twenty moves its key, one of twenty brings a new one. As many keys have to move as were
-told to; otherwise it ends with an error. At last, when all that is merged, deletes come that bring their key alone, as many as a
-batch has rows: their `append`, and a whole night of others with its merges.
+told to; otherwise it ends with an error. With `--mode columns` their stored rows go with them. At last, when all that is merged,
+deletes come that bring their key alone, as many as a batch has rows: their `append`, and a whole night of others with its merges.
 """
 
 import argparse
@@ -43,6 +43,7 @@ def main() -> int:
     options.add_argument("--keys", type=int, default=10_000_000)
     options.add_argument("--rows", type=int, default=100_000, help="of each batch, default: %(default)s")
     options.add_argument("--batches", type=int, default=5, help="default: %(default)s")
+    options.add_argument("--mode", choices=["rows", "columns"], default="rows", help="default: %(default)s")
     options.add_argument("--host", choices=["local", "spark"], default="local", help="default: %(default)s")
     options.add_argument("--work", type=Path, default=Path("build/bench"), help="default: %(default)s")
     given = options.parse_args()
@@ -60,7 +61,8 @@ def main() -> int:
         "# The key index",
         "",
         f"{sentence(facts())} {', '.join(versions('lakeupsert', 'pyarrow'))},",
-        f"commit {commit()}, {datetime.now(UTC):%Y-%m-%d}. `python -m benchmarks.key_index --host {given.host}`: "
+        f"commit {commit()}, {datetime.now(UTC):%Y-%m-%d}.",
+        f"`python -m benchmarks.key_index --mode {given.mode} --host {given.host}`:",
         f"{given.batches} batches of {given.rows:,} rows,",
         'medians of `append` without and with `key_scope = "table"`; *anew*: the last one, which wrote it.',
         "Packs: what tasks passed on through the store. Peak memory is of the driver, which made the data too.",
@@ -86,7 +88,7 @@ def measured(kind: str, given: Any, folder: Path) -> str:
     packs, settling = watch()
     for scope in ("partition", "table"):
         (folder / f"landing-{scope}").mkdir()
-        tables[scope] = Table("t", settings(folder, scope))
+        tables[scope] = Table("t", settings(folder, scope, given.mode))
         begun = perf_counter()
         tables[scope].adopt(host=given.host)
         adopting[scope] = perf_counter() - begun
@@ -125,7 +127,7 @@ def watch() -> tuple[list[int], list[float]]:
     return packs, seconds
 
 
-def settings(folder: Path, scope: Any) -> TableSettings:
+def settings(folder: Path, scope: Any, mode: Any) -> TableSettings:
     return TableSettings(
         landing=str(folder / f"landing-{scope}"),
         processed=str(folder / scope),
@@ -133,6 +135,7 @@ def settings(folder: Path, scope: Any) -> TableSettings:
         partition_by=("day",),
         order_by=("at",),
         key_scope=scope,
+        mode=mode,
         delete=DeleteSettings(column="op", values=("D",)),
     )
 

@@ -252,9 +252,12 @@ def test_model_reckons_iceberg_by_what_its_nights_took(measured: Any) -> None:
     assert not any(line.startswith("| Iceberg") for line in lines)
 
 
-def test_keys_that_move_are_counted_by_their_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["rows", "columns"])
+def test_keys_that_move_are_counted_by_their_benchmark(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(key_index, "PARTITIONS", 4)
-    given = SimpleNamespace(host="local", keys=500, rows=100, batches=2)
+    given = SimpleNamespace(host="local", mode=mode, keys=500, rows=100, batches=2)
     assert key_index.measured("text", given, tmp_path / "work").startswith("| text | 510 | ")
     monkeypatch.setattr(LedgerEntry, "keys_moved", 4)
     with pytest.raises(SystemExit, match="4 keys moved, and 5 were to move"):
