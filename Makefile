@@ -187,7 +187,7 @@ bench-latency: setup servers ## a night with 30 ms added to every request to S3 
 	@$(BIN)/python -m benchmarks.latency $(LATENCY_ARGS)
 
 bench-azure: setup servers ## three nights on Azurite, seconds and requests; AZURE_ARGS="--beside ../another-checkout"
-	@$(BIN)/python -m benchmarks.azure $(AZURE_ARGS)
+	@$(BIN)/python -m benchmarks.azurite $(AZURE_ARGS)
 
 bench-kernels: setup ## which library decides a merge: Arrow, DuckDB, Polars; half an hour, 6 GB of disk; KERNELS_ARGS="--rows 10000"
 	@$(BIN)/python -m benchmarks.kernels $(KERNELS_ARGS)
