@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.arrow import add_ranks
-from lakeupsert.engine.placing import HASH, is_among_hashes
+from lakeupsert.engine.placing import HASH, is_among_hashes, with_column
 from lakeupsert.engine.resolve import TIES, rank
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.landing.adopted import stream_adopted
-from lakeupsert.rows.arrays import Column, Rows
+from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.columns import combine_columns, mark_carried
 from lakeupsert.rows.datafiles import Near, stream_file
@@ -89,8 +89,8 @@ def carried_rows(store: ObjectStore, spec: TableSpec, leaving: Leaving) -> Rows:
         )
     rows = mark_carried(rows.take(sort_by_key(rows, spec.stored_key)), spec)
     for name, type_ in ((FILE, pa.int32()), (PLACE, pa.int64())):
-        rows = _with_column(rows, name, pa.repeat(pa.scalar(OF_EARLIER_BATCH, type_), rows.num_rows))
-    return _with_column(rows, PARTITION, keys[MOVED_TO]).append_column(MOVED_FROM, keys[PARTITION])
+        rows = with_column(rows, name, pa.repeat(pa.scalar(OF_EARLIER_BATCH, type_), rows.num_rows))
+    return with_column(rows, PARTITION, keys[MOVED_TO]).append_column(MOVED_FROM, keys[PARTITION])
 
 
 def _stream(store: ObjectStore, spec: TableSpec, source: Source, near: Near) -> Iterator[Rows]:
@@ -101,8 +101,3 @@ def _stream(store: ObjectStore, spec: TableSpec, source: Source, near: Near) -> 
         blocks = stream_file(store, source.file, schema, near, spec=spec)
     for block in blocks:
         yield add_ranks(block, age=source.age, deleted=isinstance(source.file, TombstoneFile))
-
-
-def _with_column(rows: Rows, name: str, column: Column) -> Rows:
-    at = rows.schema.get_field_index(name)
-    return rows.set_column(at, rows.schema.field(at), column)

@@ -105,7 +105,7 @@ def place(
     lonely, others = rows.filter(alone), rows.filter(pc.invert(alone))
     found = _known_partitions(lonely, others, stored, spec)
     is_unknown = found.is_null()
-    lonely = _with_partitions(lonely, found.fill_null(unknown.partition))
+    lonely = with_column(lonely, PARTITION, found.fill_null(unknown.partition))
     count = pc.sum(is_unknown).as_py()
     if unknown.kept or not count:
         return Placed(pa.concat_tables([others, lonely]), unknown=count)
@@ -122,8 +122,10 @@ def is_among_hashes(rows: Rows, hashes: Hashes) -> Mask:
     return found
 
 
-def _with_partitions(rows: Rows, partitions: Column) -> Rows:
-    return rows.set_column(rows.schema.get_field_index(PARTITION), PARTITION, partitions)
+def with_column(rows: Rows, name: str, column: Column) -> Rows:
+    """``rows`` with other values in a column that they have."""
+    at = rows.schema.get_field_index(name)
+    return rows.set_column(at, rows.schema.field(at), column)
 
 
 def _known_partitions(lonely: Rows, others: Rows, stored: Rows, spec: TableSpec) -> pa.Array:
@@ -207,7 +209,7 @@ class _Lives:
         for key in np.flatnonzero(contested).tolist():
             self._walk(self._order[self._begins[key] : ends[key]][::-1].tolist(), own)
         own, codes, fate = (of_each[self._first :] for of_each in (own, self._codes, self._fate))
-        rows = _with_partitions(self._rows, self._with_names(codes))
+        rows = with_column(self._rows, PARTITION, self._with_names(codes))
         by_fate = {one: rows.filter(pa.array(fate == one)) for one in np.unique(fate).tolist()}
         refused = {reason: by_fate[one] for one, reason in _REASONS.items() if one in by_fate}
         return Placed(
@@ -229,10 +231,9 @@ class _Lives:
         own, other = self._with_names(self._codes[places]), self._with_names(others)
         rows = self._both.take(pa.array(places))
         if not deletes:
-            return (_with_partitions(rows, own).append_column(MOVED_TO, other),)
-        at = rows.schema.get_field_index(DELETE_FLAG)
-        rows = rows.set_column(at, rows.schema.field(at), pa.repeat(True, rows.num_rows))
-        return (_with_partitions(rows, other).append_column(MOVED_TO, own),)
+            return (with_column(rows, PARTITION, own).append_column(MOVED_TO, other),)
+        rows = with_column(rows, DELETE_FLAG, pa.repeat(True, rows.num_rows))
+        return (with_column(rows, PARTITION, other).append_column(MOVED_TO, own),)
 
     def _with_names(self, codes: Indices) -> pa.Array:
         return pa.array(self._names, pa.string()).take(pa.array(codes, mask=codes < 0))
