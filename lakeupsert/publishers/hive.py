@@ -25,10 +25,13 @@ from thrift.Thrift import TException
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TTransportException
 
+from lakeupsert import clock
 from lakeupsert.config import HiveSettings
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.publishers.hive_types import Column
 from lakeupsert.publishers.symlink import (
+    ATTEMPTS,
+    BACKOFF_SECONDS,
     INPUT_FORMAT,
     OUTPUT_FORMAT,
     SERDE,
@@ -47,6 +50,8 @@ READ_TOGETHER = 1000
 """Partitions of one answer."""
 _KEEP_STATISTICS = EnvironmentContext({"DO_NOT_UPDATE_STATS": "true"})
 """Otherwise the metastore lists each partition's folder and takes the size of the manifest for that of the data."""
+_HALF_CHANGED = "it showed the table without partition columns"
+"""While a metastore changes a table for somebody, others may read no partition columns, or be compared with none."""
 _REFUSALS = (
     AlreadyExistsException,
     InvalidObjectException,
@@ -90,23 +95,40 @@ class HiveCatalog:
     def update(
         self, parameters: Mapping[str, str], columns: Sequence[Column] | None = None, location: str | None = None
     ) -> None:
-        with self._client("alter_table") as client:
-            table = client.get_table(self.settings.database, self.settings.table)
-            table.parameters = {**table.parameters, **parameters}
-            if columns is not None:
-                table.sd.cols = _fields(columns)
-            if location is not None:
-                table.sd.location = location
-            database, name = self.settings.database, self.settings.table
-            try:
-                client.alter_table_with_environment_context(database, name, table, _KEEP_STATISTICS)
-            except InvalidOperationException as e:  # it takes a wider number in place, and no struct that grew
-                raise ConfigurationError(
-                    "catalog-refused",
-                    f"{self.where}: the metastore refused the new columns: {e.message}. It was not changed.",
-                    next="run `lakeupsert publish --to hive --reset`, which drops the table and creates it again; meanwhile "
-                    "readers find no table",
-                ) from e
+        database, name = self.settings.database, self.settings.table
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                clock.sleep(clock.jitter(BACKOFF_SECONDS * 2**attempt))
+            with self._client("alter_table") as client:
+                table = client.get_table(database, name)
+                if location is None and not table.partitionKeys:
+                    refusal = _HALF_CHANGED
+                    continue
+                table.parameters = {**table.parameters, **parameters}
+                if columns is not None:
+                    table.sd.cols = _fields(columns)
+                if location is not None:
+                    table.sd.location = location
+                try:
+                    client.alter_table_with_environment_context(database, name, table, _KEEP_STATISTICS)
+                    return
+                except (
+                    InvalidOperationException
+                ) as e:  # half changed; or it takes no such column, such as a struct that grew
+                    refusal = e.message
+        if columns is None:
+            raise TryAgainError(
+                "catalog-busy",
+                f"{self.where}: {ATTEMPTS} attempts to change its parameters failed in the metastore: {refusal}. Some "
+                "partitions may show the snapshot already.",
+                next="run `lakeupsert publish --to hive`",
+            )
+        raise ConfigurationError(
+            "catalog-refused",
+            f"{self.where}: the metastore refused the new columns: {refusal}. It was not changed.",
+            next="run `lakeupsert publish --to hive --reset`, which drops the table and creates it again; meanwhile "
+            "readers find no table",
+        )
 
     def drop(self) -> None:
         with self._client("drop_table") as client, suppress(NoSuchObjectException):

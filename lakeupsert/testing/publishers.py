@@ -31,7 +31,7 @@ def publish_in_threads(lake: Lake, name: PublisherName, rounds: int) -> None:
             thread.join()
         for table in tables:
             table.close()
-    assert problems == [None] * rounds * THREADS
+    assert problems == [None] * rounds * THREADS, [repr(problem) for problem in problems if problem]
     lake.reopen()
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hive_metastore.ThriftHiveMetastore import Client
+from hive_metastore.ttypes import InvalidOperationException
 
 from lakeupsert import clock
 from lakeupsert.api import Table
@@ -136,6 +138,52 @@ def test_partition_that_the_catalog_refuses_is_compared_and_tried_again(
     shown.lake.run()
     assert catalog.points.struck == changed
     catalog.points.disarm()
+    shown.assert_exact()
+
+
+@pytest.mark.parametrize(
+    ("reads", "refusals", "code"), [(3, 1, None), (99, 0, "catalog-busy"), (0, 99, "catalog-busy")]
+)
+def test_metastore_that_changes_the_table_for_another_publisher_is_asked_again(
+    tmp_path: Path,
+    catalog: CatalogOutsider,
+    monkeypatch: pytest.MonkeyPatch,
+    reads: int,
+    refusals: int,
+    code: str | None,
+) -> None:
+    """Meanwhile the partition columns may be missing in a table that it reads: for us, or to compare it with ours."""
+    if not isinstance(catalog, HiveOutsider):
+        pytest.skip("Glue changes a table at once")
+    shown = Shown(tmp_path / "lake", catalog)
+    shown.lake.land("1.jsonl", [row("k", 1, 1)])
+    shown.lake.table.append(host="local")
+    shown.lake.table.dedupe(host="local")
+    read, change = Client.get_table, Client.alter_table_with_environment_context
+    left, changed = {"reads": reads, "refusals": refusals}, []
+
+    def half_read(client: object, *arguments: object) -> Any:
+        table = read(client, *arguments)
+        if left["reads"]:
+            left["reads"] -= 1
+            table.partitionKeys = []
+        return table
+
+    def half_compared(client: object, database: str, name: str, table: Any, context: object) -> None:
+        changed.append(len(table.partitionKeys))
+        if left["refusals"]:
+            left["refusals"] -= 1
+            raise InvalidOperationException("partition keys can not be changed.")
+        change(client, database, name, table, context)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "get_table", half_read)
+        patch.setattr(Client, "alter_table_with_environment_context", half_compared)
+        problem = shown.lake.table.publish().publishers["hive"].problem
+    assert (problem and problem.code) == code
+    assert code or not any(left.values())
+    assert {*changed} <= {1}, "no table is written without its partition columns"
+    shown.lake.table.publish()
     shown.assert_exact()
 
 
