@@ -56,7 +56,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Keys that leave a partition, each with `PARTITION` and `MOVED_TO`; and all files that the partition has."""
+    """Keys that leave a partition, each with `PARTITION` and `MOVED_TO`; and the files of the partition that may have them."""
 
     keys: Rows
     sources: tuple[Source, ...]

@@ -20,7 +20,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.files import Reader, hash_object, kind_of, under_table_names
 from lakeupsert.landing.formats.blocks import Block, LandingInput, UnreadableFileError
 from lakeupsert.rows.arrays import Hashes, Indices, Rows
-from lakeupsert.rows.buckets import buckets, key_hashes
+from lakeupsert.rows.buckets import key_hashes, may_be_in
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.rank import sortable
 from lakeupsert.storage import NotFoundError, open_landing
@@ -40,7 +40,7 @@ class KeyList:
 
     def may_be_in(self, bucket: Bucketed) -> bool:
         """Whether a key of the list may be in a bucket, by its hash."""
-        return bool((buckets(self.hashes, bucket.bits) == bucket.bucket).any())
+        return may_be_in(self.hashes, bucket)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import step_to
 from lakeupsert.rows.arrays import Mask, Rows
+from lakeupsert.rows.buckets import key_hashes, may_be_in
 from lakeupsert.rows.columns import brought_columns
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.floor import PARTITION
@@ -183,7 +184,9 @@ def _carry(table: OpenTable, host: Host, spec: TableSpec, number: int, moves: Ro
     leaving = []
     for partition in sorted(pc.unique(moves[PARTITION]).to_pylist()):
         keys = moves.filter(pc.equal(moves[PARTITION], partition))
-        leaving.append(Leaving(keys, tuple(_sources_of(table, partition, number))))
+        hashes = key_hashes(keys, spec)
+        sources = (one for one in _sources_of(table, partition, number) if may_be_in(hashes, one.file))
+        leaving.append(Leaving(keys, tuple(sources)))
     sizes = [float(sum(source.file.bytes for source in one.sources)) for one in leaving]
     read = partial(carried_rows, table.store, spec)
     if host.in_process:

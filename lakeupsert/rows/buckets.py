@@ -73,6 +73,11 @@ def buckets(hashes: Hashes, bits: int) -> Indices:
     return (hashes >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(hashes), np.int64)
 
 
+def may_be_in(hashes: Hashes, of: Bucketed) -> bool:
+    """Whether one of the keys with these hashes may be in a bucket."""
+    return bool((buckets(hashes, of.bits) == of.bucket).any())
+
+
 def in_bucket(rows: Rows, of: Bucketed, within: Bucketed, spec: TableSpec) -> Rows:
     """The rows of a file (bucket ``of``) whose keys are in ``within``, a part of that bucket."""
     if share(of, within) == 1:

@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +321,29 @@ def test_keys_stay_in_a_partition_that_cant_be_read(tmp_path: Path) -> None:
     moved = nights.rows()[0]
     assert [moved[name] for name in ("k", "day", *COLUMNS)] == ["a", "2020-01-02", 1, 5, 4]
     nights.reconcile()
+
+
+def test_buckets_that_keys_do_not_leave_are_not_read(tmp_path: Path, tiny_files_split: None) -> None:
+    """So a damaged file there keeps no key in its partition."""
+    nights = Nights(tmp_path, bucket="2KiB")
+    keys = [sha256(bytes([i])).hexdigest() for i in range(100)]
+    nights.night(*(full(key, 1, 1, u=1) for key in keys))
+    nights.night(*(update(key, 2, v=2) for key in keys))
+    buckets = nights.table.objects.partition("day=2020-01-01").head().body.buckets
+    paths = [tmp_path / "processed" / file.name for bucket in buckets for file in bucket.data]
+    stored = {path: path.read_bytes() for path in paths}
+    own = {path for path in stored if keys[0] in pq.read_table(path)["k"].to_pylist()}
+    assert (len(own), len(stored) > 2) == (1, True)
+    for path in stored.keys() - own:
+        path.write_bytes(b"")
+    assert not nights.append(full(keys[0], 2, 5, w=3))
+    assert nights.append(*(full(key, 2, 5) for key in keys[1:])).keys() == {"unreadable_partition"}
+    for path, whole in stored.items():
+        path.write_bytes(whole)
+    nights.table.run(host="local")
+    for ts, (day, some) in enumerate([(3, keys[::3]), (1, keys[::2]), (2, keys[::5])], 6):
+        assert not nights.night(*(full(key, day, ts) for key in some))
+    nights.check()
 
 
 def test_wrong_index_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
