@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.attempts import add_requests, count_requests
 from lakeupsert.engine.cut import CutOutput, CutTask, cut
-from lakeupsert.engine.hosts import Host
+from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.merge import MergeOutput, MergeTask
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError
@@ -41,7 +40,7 @@ class HostedEngine:
         runs = list(_runs(tasks))
         sizes = [float(sum(task.bytes for task in run)) for run in runs]
         merge = partial(_merge, self.memory_limit, store, spec, spec_version)
-        found = add_requests(store, self._host.map(partial(count_requests, store, merge), runs, sizes))
+        found = map_counted(self._host, store, merge, runs, sizes)
         outputs: list[MergeOutput | Exception] = []
         for run, of_run in zip(runs, found, strict=True):
             outputs += [of_run] * len(run) if isinstance(of_run, Exception) else of_run
@@ -52,7 +51,7 @@ class HostedEngine:
     ) -> list[CutOutput | Exception]:
         sizes = [float(task.bytes) for task in tasks]
         function = partial(cut, store, spec, spec_version, self.memory_limit)
-        return list(add_requests(store, self._host.map(partial(count_requests, store, function), tasks, sizes)))
+        return list(map_counted(self._host, store, function, tasks, sizes))
 
 
 def _runs(tasks: Iterable[MergeTask]) -> Iterator[list[MergeTask]]:

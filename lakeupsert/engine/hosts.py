@@ -7,6 +7,7 @@ ranges.
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -22,7 +23,7 @@ from lakeupsert.landing.files import Survey, survey
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.progress import Share
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.storage import ObjectReader
+from lakeupsert.storage import ObjectReader, ObjectStore
 
 HELD_BYTES = 256 << 20
 SPILL_FILES = 64
@@ -60,6 +61,38 @@ class Host(Protocol):
             function, items: picklable. An item may be done twice; then one of the results counts.
             sizes: of the items, as shares of the work.
         """
+
+
+def map_counted(
+    host: Host,
+    store: ObjectStore,
+    function: Callable[[Item], Found],
+    items: Sequence[Item],
+    sizes: Sequence[float],
+) -> Iterable[Found | Exception]:
+    """`Host.map`. The requests that the tasks send to a store are counted in this process's ``store``."""
+    if host.in_process:
+        return host.map(function, items, sizes)
+    return _add_requests(store, host.map(partial(_count_requests, store, function), items, sizes))
+
+
+def _count_requests(store: ObjectStore, function: Callable[[Item], Found], item: Item) -> tuple[Found, dict[str, int]]:
+    """What the function returns, and how many requests of each kind it sent to the store."""
+    before = store.requests.as_dict()
+    found = function(item)
+    return found, {call: count - before[call] for call, count in store.requests.as_dict().items()}
+
+
+def _add_requests(
+    store: ObjectStore, found: Iterable[tuple[Found, dict[str, int]] | Exception]
+) -> Iterator[Found | Exception]:
+    for one in found:
+        if isinstance(one, Exception):
+            yield one
+        else:
+            result, requests = one
+            store.requests.add(requests)
+            yield result
 
 
 class LocalHost:

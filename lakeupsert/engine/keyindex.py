@@ -37,10 +37,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert import clock
-from lakeupsert.engine.attempts import add_requests, all_or_raise, count_requests
+from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.carry import Source
 from lakeupsert.engine.cut import HeldPieces, write_packs
-from lakeupsert.engine.hosts import Host
+from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.merge import AGE
 from lakeupsert.engine.placing import ALONE, HASH, NAMED, Placed, UnknownKeys, by_age, is_among_hashes, place
 from lakeupsert.engine.runs import runs
@@ -296,17 +296,17 @@ def _rank_on_host(
 ) -> list[_Ranked]:
     """The rows go to the tasks of their ranges through packs in the store, which are deleted afterwards."""
     ranges, rebuild = _ranges_of(rows), clock.new_id()[:16]
-    cut = partial(count_requests, to.store, partial(_cut, to, ranges[0].bits, rebuild))
+    cut = partial(_cut, to, ranges[0].bits, rebuild)
     packs: list[DataFile] = []
     try:
         for call in runs(sources, lambda source: 1, FILES_A_CALL):
             items = list(runs(call, lambda source: max(source.file.rows, FILE_ROWS), max(RUN_ROWS, rows // MOST_RUNS)))
             sizes = [float(sum(source.file.bytes for source in run)) for run in items]
-            for of_run in all_or_raise(add_requests(to.store, host.map(cut, items, sizes))):
+            for of_run in all_or_raise(map_counted(host, to.store, cut, items, sizes)):
                 packs += of_run
-        rank = partial(count_requests, to.store, partial(_rank_pieces, to, packs))
+        rank = partial(_rank_pieces, to, packs)
         sizes = [float(sum(file.within(range_).bytes for file in packs)) for range_ in ranges]
-        return all_or_raise(add_requests(to.store, host.map(rank, ranges, sizes)))
+        return all_or_raise(map_counted(host, to.store, rank, ranges, sizes))
     finally:
         discard(found.name for found in to.store.list(TableObjects.key_cuts(to.start, rebuild)))
 

@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
 from lakeupsert.engine.cut import CutOutput, CutTask, cut
+from lakeupsert.engine.hosts import map_counted
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import KNOWN, Resolved, Rules
@@ -121,7 +122,7 @@ class SparkEngine:
     ) -> list[CutOutput | Exception]:
         limit = None if self._of_machine is None else SparkHost.memory_of_a_task(self._of_machine)
         sizes = [float(task.bytes) for task in tasks]
-        return SparkHost().map(partial(cut, store, spec, spec_version, limit), tasks, sizes)
+        return list(map_counted(SparkHost(), store, partial(cut, store, spec, spec_version, limit), tasks, sizes))
 
 
 def _run_window(

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert.engine.attempts import all_or_raise
-from lakeupsert.engine.hosts import Host
+from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.landing.adopted import FileFooter, null_key_error, read_footer
@@ -275,7 +275,8 @@ def _footings(table: OpenTable, host: Host, files: Sequence[ObjectInfo]) -> list
     items = list(runs(files, lambda file: 1, FILES_AN_ITEM))
     sizes = [float(len(item) * FOOTER_BYTES) for item in items]
     order_by = [Ordering.parse(text).column for text in table.settings.order_by]
-    found = host.map(partial(_read_footers, table.store, table.settings.key, order_by), items, sizes)
+    read = partial(_read_footers, table.store, table.settings.key, order_by)
+    found = map_counted(host, table.store, read, items, sizes)
     results = [result for of_item in all_or_raise(found) for result in of_item]
     bad = [r for r in results if isinstance(r, str)]
     if bad:

@@ -20,7 +20,7 @@ import msgspec
 
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.count import StoredRows, count_rows, total
-from lakeupsert.engine.hosts import Host
+from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.operations.recompute import Comparison, Recomputation, recompute
@@ -256,7 +256,7 @@ def _count(
             for bucket in manifest.buckets
         ]
         sizes = [float(sum(file.bytes for file in bucket.data)) for _, bucket in items]
-        found = iter(host.map(partial(_count_bucket, table.store), items, sizes))
+        found = iter(map_counted(host, table.store, partial(_count_bucket, table.store), items, sizes))
         for manifest in run:
             yield total(all_or_raise(itertools.islice(found, len(manifest.buckets))))
 

@@ -20,9 +20,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.engine.attempts import add_requests, all_or_raise, count_requests
+from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.carry import Leaving, Source, UnreadableError, WrongIndexError, carried_rows
-from lakeupsert.engine.hosts import Host
+from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.keyindex import IndexTarget, find_refused, rebuild_index, settle
 from lakeupsert.engine.placing import WHY_REFUSED, UnknownKeys
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
@@ -188,11 +188,7 @@ def _carry(table: OpenTable, host: Host, spec: TableSpec, number: int, moves: Ro
         sources = (one for one in _sources_of(table, partition, number) if may_be_in(hashes, one.file))
         leaving.append(Leaving(keys, tuple(sources)))
     sizes = [float(sum(source.file.bytes for source in one.sources)) for one in leaving]
-    read = partial(carried_rows, table.store, spec)
-    if host.in_process:
-        found = [*host.map(read, leaving, sizes)]
-    else:
-        found = [*add_requests(table.store, host.map(partial(count_requests, table.store, read), leaving, sizes))]
+    found = [*map_counted(host, table.store, partial(carried_rows, table.store, spec), leaving, sizes)]
     why = {
         one.keys[PARTITION][0].as_py(): error
         for one, error in zip(leaving, found, strict=True)

@@ -113,7 +113,7 @@ def test_a_partition_whose_task_died_is_tried_again(tmp_path: Path, monkeypatch:
 
 
 def test_both_hosts_adopt_and_prove_the_same(tmp_path: Path) -> None:
-    """Counts, digests, and damage: a lost file, a file of other rows."""
+    """Counts, digests, requests, and damage: a lost file, a file of other rows."""
     lakes = {host: Lake(tmp_path / host) for host in ("local", "spark")}
     found = {}
     for host, lake in lakes.items():
@@ -129,7 +129,7 @@ def test_both_hosts_adopt_and_prove_the_same(tmp_path: Path) -> None:
         proof = lake.table.reconcile(host=host).proof  # type: ignore[arg-type]
         ids = re.compile(r"base-[^ ]*|/[^ ]*/")
         told = [replace(p, difference=p.difference and ids.sub("FILE", p.difference)) for p in proof]
-        found[host] = replace(adopted, snapshot=None), told
+        found[host] = replace(adopted, snapshot=None), told, lake.table.requests
     assert found["local"] == found["spark"]
     assert [p.partition for p in found["spark"][1] if not p.balanced] == ["d=2020-01-03", "d=2020-01-04"]
 
