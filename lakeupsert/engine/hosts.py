@@ -70,7 +70,10 @@ def map_counted(
     items: Sequence[Item],
     sizes: Sequence[float],
 ) -> Iterable[Found | Exception]:
-    """`Host.map`. The requests that the tasks send to a store are counted in this process's ``store``."""
+    """`Host.map`. What tasks elsewhere request of ``store``, which ``function`` holds, is added to its requests.
+
+    What a task requests that raises is not counted.
+    """
     if host.in_process:
         return host.map(function, items, sizes)
     return _add_requests(store, host.map(partial(_count_requests, store, function), items, sizes))

@@ -185,8 +185,8 @@ def _carry(table: OpenTable, host: Host, spec: TableSpec, number: int, moves: Ro
     for partition in sorted(pc.unique(moves[PARTITION]).to_pylist()):
         keys = moves.filter(pc.equal(moves[PARTITION], partition))
         hashes = key_hashes(keys, spec)
-        sources = (one for one in _sources_of(table, partition, number) if may_be_in(hashes, one.file))
-        leaving.append(Leaving(keys, tuple(sources)))
+        sources = tuple(one for one in _sources_of(table, partition, number) if may_be_in(hashes, one.file))
+        leaving.append(Leaving(keys, sources))
     sizes = [float(sum(source.file.bytes for source in one.sources)) for one in leaving]
     found = [*map_counted(host, table.store, partial(carried_rows, table.store, spec), leaving, sizes)]
     why = {

@@ -25,13 +25,10 @@ from thrift.Thrift import TException
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TTransportException
 
-from lakeupsert import clock
 from lakeupsert.config import HiveSettings
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.publishers.hive_types import Column
 from lakeupsert.publishers.symlink import (
-    ATTEMPTS,
-    BACKOFF_SECONDS,
     INPUT_FORMAT,
     OUTPUT_FORMAT,
     SERDE,
@@ -50,8 +47,9 @@ READ_TOGETHER = 1000
 """Partitions of one answer."""
 _KEEP_STATISTICS = EnvironmentContext({"DO_NOT_UPDATE_STATS": "true"})
 """Otherwise the metastore lists each partition's folder and takes the size of the manifest for that of the data."""
-_HALF_CHANGED = "it showed the table without partition columns"
-"""While a metastore changes a table for somebody, others may read no partition columns, or be compared with none."""
+_HALF_CHANGED = ("partition keys can not be changed", "Invalid partition key")
+"""How a metastore refuses to change a table or its partitions while it changes the table for somebody else: it may then read the
+table without its partition columns. A later try succeeds."""
 _REFUSALS = (
     AlreadyExistsException,
     InvalidObjectException,
@@ -94,41 +92,31 @@ class HiveCatalog:
 
     def update(
         self, parameters: Mapping[str, str], columns: Sequence[Column] | None = None, location: str | None = None
-    ) -> None:
+    ) -> list[str]:
         database, name = self.settings.database, self.settings.table
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                clock.sleep(clock.jitter(BACKOFF_SECONDS * 2**attempt))
-            with self._client("alter_table") as client:
-                table = client.get_table(database, name)
-                if location is None and not table.partitionKeys:
-                    refusal = _HALF_CHANGED
-                    continue
-                table.parameters = {**table.parameters, **parameters}
-                if columns is not None:
-                    table.sd.cols = _fields(columns)
-                if location is not None:
-                    table.sd.location = location
-                try:
-                    client.alter_table_with_environment_context(database, name, table, _KEEP_STATISTICS)
-                    return
-                except (
-                    InvalidOperationException
-                ) as e:  # half changed; or it takes no such column, such as a struct that grew
-                    refusal = e.message
-        if columns is None:
-            raise TryAgainError(
-                "catalog-busy",
-                f"{self.where}: {ATTEMPTS} attempts to change its parameters failed in the metastore: {refusal}. Some "
-                "partitions may show the snapshot already.",
-                next="run `lakeupsert publish --to hive`",
-            )
-        raise ConfigurationError(
-            "catalog-refused",
-            f"{self.where}: the metastore refused the new columns: {refusal}. It was not changed.",
-            next="run `lakeupsert publish --to hive --reset`, which drops the table and creates it again; meanwhile "
-            "readers find no table",
-        )
+        with self._client("alter_table") as client:
+            table = client.get_table(database, name)
+            if location is None and not table.partitionKeys:  # only a table without partition columns gets a location
+                return ["the metastore showed the table without its partition columns"]
+            table.parameters = {**table.parameters, **parameters}
+            if columns is not None:
+                table.sd.cols = _fields(columns)
+            if location is not None:
+                table.sd.location = location
+            try:
+                client.alter_table_with_environment_context(database, name, table, _KEEP_STATISTICS)
+            except InvalidOperationException as e:
+                if _is_half_changed(e):
+                    return [e.message]
+                if columns is None:
+                    raise
+                raise ConfigurationError(  # it takes a wider number in place, and no struct that grew
+                    "catalog-refused",
+                    f"{self.where}: the metastore refused the new columns: {e.message}. It was not changed.",
+                    next="run `lakeupsert publish --to hive --reset`, which drops the table and creates it again; meanwhile "
+                    "readers find no table",
+                ) from e
+        return []
 
     def drop(self) -> None:
         with self._client("drop_table") as client, suppress(NoSuchObjectException):
@@ -152,17 +140,21 @@ class HiveCatalog:
             for batch in batches([*steps.add.items()]):
                 try:
                     client.add_partitions([self._partition(*item, columns) for item in batch])
-                except AlreadyExistsException as e:
-                    refused.append(str(e.message))
+                except (AlreadyExistsException, MetaException) as e:
+                    refused.append(_may_be_mended(e))
             for batch in batches([*steps.change.items()]):
                 try:
                     partitions = [self._partition(*item, columns) for item in batch]
                     client.alter_partitions_with_environment_context(database, table, partitions, _KEEP_STATISTICS)
-                except InvalidOperationException as e:  # one of them was dropped
-                    refused.append(str(e.message))
+                except (InvalidOperationException, MetaException) as e:  # for example because one was dropped
+                    refused.append(_may_be_mended(e))
             for values in steps.gone:
-                with suppress(NoSuchObjectException):
+                try:
                     client.drop_partition(database, table, list(values), False)
+                except NoSuchObjectException:
+                    pass
+                except MetaException as e:
+                    refused.append(_may_be_mended(e))
         return refused
 
     def _partition(self, values: Values, entry: Entry, columns: Sequence[Column]) -> Partition:
@@ -208,6 +200,17 @@ class HiveCatalog:
             ) from e
         finally:
             transport.close()
+
+
+def _is_half_changed(e: MetaException | InvalidOperationException) -> bool:
+    return any(words in str(e.message) for words in _HALF_CHANGED)
+
+
+def _may_be_mended(e: AlreadyExistsException | InvalidOperationException | MetaException) -> str:
+    """Why the metastore refused a step, if a later comparison may mend it. Otherwise raises."""
+    if isinstance(e, MetaException) and not _is_half_changed(e):
+        raise e
+    return str(e.message)
 
 
 def _fields(columns: Sequence[Column]) -> list[FieldSchema]:

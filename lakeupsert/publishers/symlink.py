@@ -112,8 +112,9 @@ class Catalog(Protocol):
 
     def update(
         self, parameters: Mapping[str, str], columns: Sequence[Column] | None = None, location: str | None = None
-    ) -> None:
-        """Set parameters, columns and location of the table, all at once; what is not named stays."""
+    ) -> list[str]:
+        """Set parameters, columns and location of the table, all at once; what is not named stays. Returns why that was refused,
+        if a later comparison may mend it. ``location``: of a table without partition columns."""
 
     def drop(self) -> None:
         """Drop the table with its partitions. No file is deleted."""
@@ -199,9 +200,9 @@ class SymlinkPublisher:
             if not self._spec(newest.body.spec_version).partition_by:
                 if (_snapshot_in(parameters or {}) or 0) > newest.number:
                     newest = self.objects.snapshots.head() or newest
-                if self._show_whole(newest, parameters):
+                refused = self._show_whole(newest, parameters)
+                if not refused:
                     return _warning(self._spec(newest.body.spec_version))
-                refused = ["another publisher has just created it"]
                 continue
             steps, refused = self._show(newest.body, parameters)
             if refused:
@@ -213,13 +214,16 @@ class SymlinkPublisher:
             if shown is not None and shown > newest.number:
                 head = self.objects.snapshots.head()
             if head is None or head.number <= newest.number:
-                self.catalog.update({SNAPSHOT: str(newest.number)})
-                return _warning(self._spec(newest.body.spec_version))
-            newest = head
+                refused = self.catalog.update({SNAPSHOT: str(newest.number)})
+                if not refused:
+                    return _warning(self._spec(newest.body.spec_version))
+            else:
+                newest = head
+        why = refused[0].rstrip(".") if refused else "others publish"
         raise TryAgainError(
             "catalog-busy",
             f"{self.catalog.where} could not be brought up to snapshot {newest.number} in {ATTEMPTS} attempts"
-            f"{f': {refused[0]}' if refused else ', because others publish'}. Some partitions may show it already.",
+            f": {why}. Some partitions may show it already.",
             next=f"run `lakeupsert publish --to {self.catalog.kind}`",
         )
 
@@ -257,12 +261,13 @@ class SymlinkPublisher:
                 return steps, ["the table was dropped while it was filled"]
         elif (before := self._fields(parameters.get(SPEC, ""))) != _fields_of(spec):
             self._refuse_other_columns(before, _fields_of(spec))
-            self.catalog.update({SPEC: str(body.spec_version)}, shape.columns)
+            refused = self.catalog.update({SPEC: str(body.spec_version)}, shape.columns)
+            if refused:
+                return steps, refused
         return steps, self.catalog.apply(steps, shape.columns) if steps else []
 
-    def _show_whole(self, newest: Link[Snapshot], parameters: Mapping[str, str] | None) -> bool:
-        """Bring a table without partitions up to a snapshot, by one call. Returns False if the call created no table, because
-        there is one by now."""
+    def _show_whole(self, newest: Link[Snapshot], parameters: Mapping[str, str] | None) -> list[str]:
+        """Bring a table without partitions up to a snapshot, by one call. Returns why that was refused, as `Catalog.update`."""
         spec, body = self._spec(newest.body.spec_version), newest.body
         shown, folder = body.partitions.get(WHOLE_TABLE), _EMPTY
         if shown is None:  # nothing arrived yet
@@ -274,12 +279,13 @@ class SymlinkPublisher:
         now = {SPEC: str(body.spec_version), SNAPSHOT: str(newest.number), **(_statistics(shown) if shown else {})}
         if parameters is None:
             self.catalog.create(shape, {**PARAMETERS, TABLE: spec.table_id, **now})
-            return (self._own_parameters() or {}).get(SNAPSHOT) == now[SNAPSHOT]
+            if (self._own_parameters() or {}).get(SNAPSHOT) != now[SNAPSHOT]:
+                return ["another publisher has just created it"]
+            return []
         before = self._fields(parameters.get(SPEC, ""))
         if before != _fields_of(spec):
             self._refuse_other_columns(before, _fields_of(spec))
-        self.catalog.update(now, shape.columns, shape.location)
-        return True
+        return self.catalog.update(now, shape.columns, shape.location)
 
     def _steps(self, body: Snapshot, found: Mapping[Values, Entry]) -> Steps:
         fields_of = cache(self._fields)
