@@ -153,6 +153,7 @@ NO_COLUMNS = {
 """How a metastore answers while it changes the table for somebody else: it may then read it without partition columns."""
 
 
+@pytest.mark.parametrize("catalog", [pytest.param("hive", marks=pytest.mark.readers)], indirect=True)
 @pytest.mark.parametrize("call", NO_COLUMNS)
 @pytest.mark.parametrize(("times", "code"), [(3, None), (99, "catalog-busy")])
 def test_metastore_that_changes_the_table_for_somebody_else_is_asked_again(
@@ -163,8 +164,6 @@ def test_metastore_that_changes_the_table_for_somebody_else_is_asked_again(
     times: int,
     code: str | None,
 ) -> None:
-    if not isinstance(catalog, HiveOutsider):
-        pytest.skip("Glue changes a table at once")
     shown = Shown(tmp_path / "lake", catalog, schema={})
     gone = [row(f"k{i:03}", 2, 1, op="D") for i in range(90)]
     shown.lake.land("1.jsonl", [{**row("k", 1, 1), "new": 1}, row("k", 5, 1), *gone])
