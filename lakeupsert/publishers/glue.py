@@ -78,7 +78,7 @@ class GlueCatalog:
 
     def update(
         self, parameters: Mapping[str, str], columns: Sequence[Column] | None = None, location: str | None = None
-    ) -> list[str]:
+    ) -> None:
         found = self._call("get_table", DatabaseName=self.settings.database, Name=self.settings.table)["Table"]
         table = {name: value for name, value in found.items() if name in _INPUT}
         table["Parameters"] = {**table.get("Parameters", {}), **parameters}
@@ -88,7 +88,6 @@ class GlueCatalog:
             table["StorageDescriptor"] = {**table["StorageDescriptor"], "Location": location}
         # Without its earlier versions, of which a table may have 100,000.
         self._call("update_table", DatabaseName=self.settings.database, TableInput=table, SkipArchive=True)
-        return []
 
     def drop(self) -> None:
         self._call(

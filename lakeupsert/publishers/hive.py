@@ -33,6 +33,7 @@ from lakeupsert.publishers.symlink import (
     OUTPUT_FORMAT,
     SERDE,
     SPEC,
+    CatalogBusyError,
     Entry,
     Shape,
     Steps,
@@ -47,9 +48,15 @@ READ_TOGETHER = 1000
 """Partitions of one answer."""
 _KEEP_STATISTICS = EnvironmentContext({"DO_NOT_UPDATE_STATS": "true"})
 """Otherwise the metastore lists each partition's folder and takes the size of the manifest for that of the data."""
-_HALF_CHANGED = ("partition keys can not be changed", "Invalid partition key")
-"""How a metastore refuses to change a table or its partitions while it changes the table for somebody else: it may then read the
-table without its partition columns. A later try succeeds."""
+_OF_THE_MOMENT = (
+    "partition keys can not be changed",
+    "invalid partition key",
+    "deadlock",
+    "lock could not be obtained",
+    "lock wait",
+)
+"""Words of refusals by a metastore that changes the table for somebody else. Meanwhile it may read the table without partition
+columns, or find it locked in its database (Derby, MySQL, PostgreSQL). A later try may succeed."""
 _REFUSALS = (
     AlreadyExistsException,
     InvalidObjectException,
@@ -92,23 +99,21 @@ class HiveCatalog:
 
     def update(
         self, parameters: Mapping[str, str], columns: Sequence[Column] | None = None, location: str | None = None
-    ) -> list[str]:
-        database, name = self.settings.database, self.settings.table
+    ) -> None:
         with self._client("alter_table") as client:
-            table = client.get_table(database, name)
+            table = client.get_table(self.settings.database, self.settings.table)
             if location is None and not table.partitionKeys:  # only a table without partition columns gets a location
-                return ["the metastore showed the table without its partition columns"]
+                raise self._busy("alter_table", "it shows the table without partition columns")
             table.parameters = {**table.parameters, **parameters}
             if columns is not None:
                 table.sd.cols = _fields(columns)
             if location is not None:
                 table.sd.location = location
+            database, name = self.settings.database, self.settings.table
             try:
                 client.alter_table_with_environment_context(database, name, table, _KEEP_STATISTICS)
             except InvalidOperationException as e:
-                if _is_half_changed(e):
-                    return [e.message]
-                if columns is None:
+                if columns is None or _is_of_the_moment(e):
                     raise
                 raise ConfigurationError(  # it takes a wider number in place, and no struct that grew
                     "catalog-refused",
@@ -116,7 +121,6 @@ class HiveCatalog:
                     next="run `lakeupsert publish --to hive --reset`, which drops the table and creates it again; meanwhile "
                     "readers find no table",
                 ) from e
-        return []
 
     def drop(self) -> None:
         with self._client("drop_table") as client, suppress(NoSuchObjectException):
@@ -140,21 +144,17 @@ class HiveCatalog:
             for batch in batches([*steps.add.items()]):
                 try:
                     client.add_partitions([self._partition(*item, columns) for item in batch])
-                except (AlreadyExistsException, MetaException) as e:
-                    refused.append(_may_be_mended(e))
+                except AlreadyExistsException as e:
+                    refused.append(str(e.message))
             for batch in batches([*steps.change.items()]):
                 try:
                     partitions = [self._partition(*item, columns) for item in batch]
                     client.alter_partitions_with_environment_context(database, table, partitions, _KEEP_STATISTICS)
-                except (InvalidOperationException, MetaException) as e:  # for example because one was dropped
-                    refused.append(_may_be_mended(e))
+                except InvalidOperationException as e:  # one of them was dropped
+                    refused.append(str(e.message))
             for values in steps.gone:
-                try:
+                with suppress(NoSuchObjectException):
                     client.drop_partition(database, table, list(values), False)
-                except NoSuchObjectException:
-                    pass
-                except MetaException as e:
-                    refused.append(_may_be_mended(e))
         return refused
 
     def _partition(self, values: Values, entry: Entry, columns: Sequence[Column]) -> Partition:
@@ -192,25 +192,29 @@ class HiveCatalog:
                 next="check the network and the metastore, then run `lakeupsert publish --to hive`",
             ) from e
         except (*_REFUSALS, TException) as e:
+            words = str(getattr(e, "message", None) or repr(e))
+            if _is_of_the_moment(e):
+                raise self._busy(calls, words) from e
             raise ConfigurationError(
                 "catalog-refused",
-                f"{self.where}: the metastore refused {calls}: {getattr(e, 'message', None) or e!r}.",
+                f"{self.where}: the metastore refused {calls}: {words}.",
                 next="correct what the message says about the metastore or [tables.NAME.hive], then run "
                 "`lakeupsert publish --to hive`",
             ) from e
         finally:
             transport.close()
 
+    def _busy(self, calls: str, words: str) -> CatalogBusyError:
+        return CatalogBusyError(
+            "catalog-busy",
+            f"{self.where}: the metastore refused {calls} while it changes the table for somebody else: {words.rstrip('.')}. "
+            "Some partitions may show the newest snapshot already.",
+            next="run `lakeupsert publish --to hive`",
+        )
 
-def _is_half_changed(e: MetaException | InvalidOperationException) -> bool:
-    return any(words in str(e.message) for words in _HALF_CHANGED)
 
-
-def _may_be_mended(e: AlreadyExistsException | InvalidOperationException | MetaException) -> str:
-    """Why the metastore refused a step, if a later comparison may mend it. Otherwise raises."""
-    if isinstance(e, MetaException) and not _is_half_changed(e):
-        raise e
-    return str(e.message)
+def _is_of_the_moment(e: Exception) -> bool:
+    return any(words in str(getattr(e, "message", "")).lower() for words in _OF_THE_MOMENT)
 
 
 def _fields(columns: Sequence[Column]) -> list[FieldSchema]:

@@ -93,8 +93,12 @@ class Steps:
         return bool(self.add or self.change or self.gone)
 
 
+class CatalogBusyError(TryAgainError):
+    """A catalog refuses a call for the moment, as it changes the table for somebody else. A later comparison may succeed."""
+
+
 class Catalog(Protocol):
-    """One table of a catalog. Each call raises LakeupsertError: `catalog-unreachable`, `catalog-refused`."""
+    """One table of a catalog. Each call raises LakeupsertError: `catalog-unreachable`, `catalog-refused`, `catalog-busy`."""
 
     @property
     def kind(self) -> str:
@@ -112,9 +116,8 @@ class Catalog(Protocol):
 
     def update(
         self, parameters: Mapping[str, str], columns: Sequence[Column] | None = None, location: str | None = None
-    ) -> list[str]:
-        """Set parameters, columns and location of the table, all at once; what is not named stays. Returns why that was refused,
-        if a later comparison may mend it. ``location``: of a table without partition columns."""
+    ) -> None:
+        """Set parameters, columns and location of the table, all at once; what is not named stays."""
 
     def drop(self) -> None:
         """Drop the table with its partitions. No file is deleted."""
@@ -196,34 +199,36 @@ class SymlinkPublisher:
         for attempt in range(ATTEMPTS):
             if refused:
                 clock.sleep(clock.jitter(BACKOFF_SECONDS * 2**attempt))
-            parameters = self._own_parameters()
-            if not self._spec(newest.body.spec_version).partition_by:
-                if (_snapshot_in(parameters or {}) or 0) > newest.number:
-                    newest = self.objects.snapshots.head() or newest
-                refused = self._show_whole(newest, parameters)
-                if not refused:
+            try:
+                parameters = self._own_parameters()
+                if not self._spec(newest.body.spec_version).partition_by:
+                    if (_snapshot_in(parameters or {}) or 0) > newest.number:
+                        newest = self.objects.snapshots.head() or newest
+                    if self._show_whole(newest, parameters):
+                        return _warning(self._spec(newest.body.spec_version))
+                    refused = ["another publisher has just created it"]
+                    continue
+                steps, refused = self._show(newest.body, parameters)
+                if refused:
+                    continue
+                if not steps and _snapshot_in(parameters or {}) == newest.number:
                     return _warning(self._spec(newest.body.spec_version))
-                continue
-            steps, refused = self._show(newest.body, parameters)
-            if refused:
-                continue
-            if not steps and _snapshot_in(parameters or {}) == newest.number:
-                return _warning(self._spec(newest.body.spec_version))
-            # Another publisher may have shown a later snapshot meanwhile, and this one partitions of an earlier one again.
-            shown, head = self.shown(), None
-            if shown is not None and shown > newest.number:
-                head = self.objects.snapshots.head()
-            if head is None or head.number <= newest.number:
-                refused = self.catalog.update({SNAPSHOT: str(newest.number)})
-                if not refused:
+                # Another publisher may have shown a later snapshot meanwhile, and this one partitions of an earlier one again.
+                shown, head = self.shown(), None
+                if shown is not None and shown > newest.number:
+                    head = self.objects.snapshots.head()
+                if head is None or head.number <= newest.number:
+                    self.catalog.update({SNAPSHOT: str(newest.number)})
                     return _warning(self._spec(newest.body.spec_version))
-            else:
                 newest = head
-        why = refused[0].rstrip(".") if refused else "others publish"
+            except CatalogBusyError as e:
+                if attempt == ATTEMPTS - 1:
+                    raise
+                refused = [e.message]
         raise TryAgainError(
             "catalog-busy",
             f"{self.catalog.where} could not be brought up to snapshot {newest.number} in {ATTEMPTS} attempts"
-            f": {why}. Some partitions may show it already.",
+            f"{f': {refused[0]}' if refused else ', because others publish'}. Some partitions may show it already.",
             next=f"run `lakeupsert publish --to {self.catalog.kind}`",
         )
 
@@ -261,13 +266,12 @@ class SymlinkPublisher:
                 return steps, ["the table was dropped while it was filled"]
         elif (before := self._fields(parameters.get(SPEC, ""))) != _fields_of(spec):
             self._refuse_other_columns(before, _fields_of(spec))
-            refused = self.catalog.update({SPEC: str(body.spec_version)}, shape.columns)
-            if refused:
-                return steps, refused
+            self.catalog.update({SPEC: str(body.spec_version)}, shape.columns)
         return steps, self.catalog.apply(steps, shape.columns) if steps else []
 
-    def _show_whole(self, newest: Link[Snapshot], parameters: Mapping[str, str] | None) -> list[str]:
-        """Bring a table without partitions up to a snapshot, by one call. Returns why that was refused, as `Catalog.update`."""
+    def _show_whole(self, newest: Link[Snapshot], parameters: Mapping[str, str] | None) -> bool:
+        """Bring a table without partitions up to a snapshot, by one call. Returns False if the call created no table, because
+        there is one by now."""
         spec, body = self._spec(newest.body.spec_version), newest.body
         shown, folder = body.partitions.get(WHOLE_TABLE), _EMPTY
         if shown is None:  # nothing arrived yet
@@ -279,13 +283,12 @@ class SymlinkPublisher:
         now = {SPEC: str(body.spec_version), SNAPSHOT: str(newest.number), **(_statistics(shown) if shown else {})}
         if parameters is None:
             self.catalog.create(shape, {**PARAMETERS, TABLE: spec.table_id, **now})
-            if (self._own_parameters() or {}).get(SNAPSHOT) != now[SNAPSHOT]:
-                return ["another publisher has just created it"]
-            return []
+            return (self._own_parameters() or {}).get(SNAPSHOT) == now[SNAPSHOT]
         before = self._fields(parameters.get(SPEC, ""))
         if before != _fields_of(spec):
             self._refuse_other_columns(before, _fields_of(spec))
-        return self.catalog.update(now, shape.columns, shape.location)
+        self.catalog.update(now, shape.columns, shape.location)
+        return True
 
     def _steps(self, body: Snapshot, found: Mapping[Values, Entry]) -> Steps:
         fields_of = cache(self._fields)
