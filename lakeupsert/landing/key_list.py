@@ -20,11 +20,10 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.files import Reader, hash_object, kind_of, under_table_names
 from lakeupsert.landing.formats.blocks import Block, LandingInput, UnreadableFileError
 from lakeupsert.rows.arrays import Hashes, Indices, Rows
-from lakeupsert.rows.buckets import key_hashes, may_be_in
+from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.rank import sortable
 from lakeupsert.storage import NotFoundError, open_landing
-from lakeupsert.table.manifest import Bucketed
 from lakeupsert.table.spec import TableSpec
 
 _KEY, _ROW = "_lakeupsert_key", "_lakeupsert_row"
@@ -37,10 +36,6 @@ class KeyList:
     rows: Rows
     sha256: str
     hashes: Hashes
-
-    def may_be_in(self, bucket: Bucketed) -> bool:
-        """Whether a key of the list may be in a bucket, by its hash."""
-        return may_be_in(self.hashes, bucket)
 
 
 @dataclass(frozen=True)

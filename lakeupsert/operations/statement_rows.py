@@ -28,6 +28,7 @@ from lakeupsert.read.assignments import Assignments, UnfitValueError
 from lakeupsert.read.skipping import key_test
 from lakeupsert.read.view import View, ViewFile
 from lakeupsert.rows.arrays import Mask, Rows
+from lakeupsert.rows.buckets import may_be_in
 from lakeupsert.rows.columns import find_brought_columns
 from lakeupsert.rows.convert import as_mask, to_json_values
 from lakeupsert.rows.floor import PARTITION
@@ -88,7 +89,8 @@ class RowChoice:
         return (
             file
             for file in files
-            if keys.may_be_in(file.file) and may_have(file.file, partition_scalars(self.view.spec, file.partition))
+            if may_be_in(keys.hashes, file.file)
+            and may_have(file.file, partition_scalars(self.view.spec, file.partition))
         )
 
     def _listed(self, rows: Rows) -> Rows:

@@ -193,7 +193,7 @@ class SymlinkPublisher:
         """Show ``newest``, whatever the catalog shows now. Snapshots before it are skipped.
 
         Returns which columns have other names there. Raises ConfigurationError (``unfit-for-hive``, ``unfit-for-glue``),
-        RefusedError (``foreign-table``) and DamagedTableError.
+        RefusedError (``foreign-table``), TryAgainError (``catalog-busy``) and DamagedTableError.
         """
         refused: list[str] = []
         for attempt in range(ATTEMPTS):
