@@ -58,8 +58,11 @@ test-others: TESTS := -m "not long and not crash and not big and not readers and
 test-spark test-aws test-azure test-integration test-integration-2 test-others:
 	@$(BIN)/pytest $(TESTS)
 
-test-long: setup $(if $(CI),servers) ## what `make test` leaves to CI: programs with a JVM of their own, whole products of types, examples and servers; minutes
-	@$(BIN)/pytest -m "long and not crash"
+test-long: setup $(if $(CI),servers) ## what `make test` leaves out: programs with a JVM of their own, whole products of types, examples and servers; a quarter of an hour
+	@$(BIN)/pytest -m "long and not crash" $(SMALL)
+
+# The small form of `make test-long` and `make test-readers`: CASES=2 runs two cases of each test function, chosen by the commit.
+SMALL = $(if $(CASES),--cases $(CASES))
 
 # The locked version is that of `make test`. An environment has everything of .venv except pyspark, which it has of its own.
 SPARK_VERSIONS := 3.5.9 4.0.5 4.2.1 4.3.0
@@ -172,7 +175,7 @@ test-big: setup ## a Spark driver of 512 MB, a worker of 1 GB with a partition o
 	@$(BIN)/pytest -m big -s
 
 test-readers: setup readers build/servers/versitygw ## every engine of `make readers` reads tables as they are; minutes; READERS_TESTS="-k duckdb"
-	@$(BIN)/pytest -m "readers and not crash" $(READERS_TESTS)
+	@$(BIN)/pytest -m "readers and not crash" $(SMALL) $(READERS_TESTS)
 
 test-soak: setup readers ## twenty nights with kills, vacuums and a dead publisher, while six engines read the Delta table; minutes; SOAK_ARGS="--retention 0s"
 	@$(BIN)/python -m lakeupsert.testing.soak $(SOAK_ARGS)

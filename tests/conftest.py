@@ -1,11 +1,14 @@
 """One Spark session and one server of each kind for the whole run, and folders in memory."""
 
+import hashlib
 import importlib.util
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -47,6 +50,33 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     asked = [marker for marker in WORDS if re.search(rf"(?<!not ){marker}\b", expression)]
     return True if not all(_has_word_of(marker, collection_path) for marker in asked) else None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cases", type=int, metavar="N", help="run N cases of each test function, another choice each commit"
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` and `-k`
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep `--cases` of each test function: the small form of a heavy suite. `CASES_SEED` repeats a choice."""
+    if config.option.cases is None:
+        return
+    seed = os.environ.get("CASES_SEED") or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
+    print(f"CASES_SEED={seed} --cases {config.option.cases}")
+    cases = defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    chosen = {
+        item
+        for of_one in cases.values()
+        for item in sorted(of_one, key=lambda item: hashlib.sha256(f"{seed} {item.nodeid}".encode()).digest())[
+            : config.option.cases
+        ]
+    }
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
 
 
 @cache
