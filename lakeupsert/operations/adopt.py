@@ -8,6 +8,7 @@ The files are batch 0. They may hold a key twice, and readers see them as they a
 leaves one row per key.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedErro
 from lakeupsert.landing.adopted import FileFooter, null_key_error, read_footer
 from lakeupsert.landing.formats.blocks import UnreadableFileError
 from lakeupsert.landing.formats.inference import infer_type, unify, without_nulls
+from lakeupsert.landing.table_logs import TableLog, log_above, log_of
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.key_places import adopted_index
@@ -79,6 +81,7 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
             next="land the rows instead, or remove `groups`",
         )
     _refuse_hashes(table)
+    _refuse_log(table, log_above(table.settings.processed))
     listing = _list_files(table)
     progress(f"reading the footers of {count(sum(map(len, listing.folders.values())), 'file')}")
     footings = _footings(table, host, [info for files in listing.folders.values() for info in files])
@@ -133,6 +136,38 @@ def _refuse_hashes(table: OpenTable) -> None:
                 next="name this folder as `landing` and an empty one as `processed`, then run `lakeupsert run`; or adopt it with "
                 "another `partition_by`",
             )
+
+
+def _refuse_log(table: OpenTable, log: TableLog | None) -> None:
+    """Refuse the folder of a table of another format: files that its log has removed are still there."""
+    if log is None:
+        return
+    place = log.place if "://" in log.place else table.store.uri(log.place.rstrip("/"))
+    folder = place.rpartition("/")[0]
+    columns = ", ".join(json.dumps(p.column) for p in PartitionColumn.parse_all(table.settings.partition_by))
+    write = f"write{f'.partitionBy({columns})' if columns else ''}.parquet(FOLDER)"
+    raise ConfigurationError(
+        "other-format",
+        f"{folder} is {'an' if log.format == 'Iceberg' else 'a'} {log.format} table: {place} says which of its files are live. "
+        "`adopt` takes every Parquet file below a folder, so deleted and replaced rows would come back. Nothing was changed.",
+        next=f"write its rows to another folder, in Spark `{_READ_BY_SPARK[log.format]}.{write}`, and adopt that folder. "
+        "If all files below are live and complete without the log"
+        + (f" (for example after {vacuum})" if (vacuum := _ONLY_LIVE_FILES.get(log.format)) else "")
+        + f", move {place} elsewhere and run `lakeupsert adopt` again",
+    )
+
+
+_READ_BY_SPARK = {
+    "Delta": "spark.read.format('delta').load(TABLE)",
+    "Hudi": "spark.read.format('hudi').load(TABLE)",
+    "Iceberg": "spark.table(NAME)",
+    "lakeupsert": "Table.open(CONFIG, NAME).to_spark(spark)",
+}
+_ONLY_LIVE_FILES = {
+    "Delta": "`VACUUM … RETAIN 0 HOURS` of a table without deletion vectors and column mapping",
+    "Hudi": "a `clean` that keeps one version of a copy-on-write table",
+    "Iceberg": "`expire_snapshots` and `remove_orphan_files` of a table without delete files",
+}
 
 
 def _refuse_other_folders(table: OpenTable, spec: TableSpec, folders: Iterable[str]) -> None:
@@ -242,6 +277,7 @@ def _list_files(table: OpenTable) -> _Listing:
         folder, _, name = info.name.rpartition("/")
         if info.name.startswith(f"{HOME}/"):
             continue
+        _refuse_log(table, log_of(info.name))
         if not is_landing_file(info.name):
             others.append(info.name)
         elif not folder and not name.endswith(".parquet"):

@@ -25,8 +25,9 @@ import pyarrow as pa
 
 from lakeupsert import clock, sparkenv
 from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.landing.table_logs import find_log, log_above
 from lakeupsert.phrases import count, install_extra, no_folder
-from lakeupsert.pipeline.discover import is_landing_file
+from lakeupsert.pipeline.discover import holds_a_table, is_landing_file
 from lakeupsert.pipeline.landing_dates import fitting, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import standings
@@ -335,9 +336,14 @@ def _spark(table: OpenTable) -> Iterator[Finding]:
 
 def _landing(table: OpenTable) -> Iterator[Finding]:
     pattern = table.settings.landing_dates
+    names = [found.name for found in table.landing.list("")]
+    log = find_log(names) or log_above(table.settings.landing)
+    if log is not None:
+        advice = "land what that table exports, or its change feed"
+        yield Finding("landing", "warning", holds_a_table(log).partition(". Land")[0], advice)
     if not pattern:
         return
-    paths = [found.name for found in table.landing.list("") if is_landing_file(found.name)]
+    paths = [name for name in names if is_landing_file(name)]
     others = [path for path in paths if received_on(path, pattern) is None]
     if not others:
         yield Finding(

@@ -66,7 +66,7 @@ def translate_properties(path: str, landing: str | None, table: str | None) -> T
     delete = properties.delete(taken=[*key.ordinals, *order.ordinals])
     reading = properties.reading()
     history = properties.flag(VERSIONS)
-    feed = look_at_feed(store, landing_files(store, root), reading.value, has_order_in_name=not order.ordinals)
+    feed = look_at_feed(store, landing_files(store, root)[0], reading.value, has_order_in_name=not order.ordinals)
     for part in (key, order, delete):
         _check_feed(source, feed, part)
     settings = [

@@ -22,11 +22,12 @@ from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.landing.files import format_of
 from lakeupsert.landing.sample import Column, Sample
+from lakeupsert.landing.table_logs import TableLog, find_log, log_above
 from lakeupsert.operations.propose_reading import SampleReading, choose_reading
 from lakeupsert.operations.propose_settings import HIVE, SettingChoices, folder_of, folder_values
 from lakeupsert.operations.propose_words import Choice, is_named
 from lakeupsert.phrases import no_folder
-from lakeupsert.pipeline.discover import is_landing_file
+from lakeupsert.pipeline.discover import holds_a_table, is_landing_file
 from lakeupsert.pipeline.next_spec import describe_unfit
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectReader, can_commit, open_landing, open_store
 from lakeupsert.table.evolution import create
@@ -75,7 +76,7 @@ def propose(address: str, table: str | None = None) -> Proposal:
     """
     store = open_landing(address)
     root = store.root if isinstance(store, LocalStore) else store.uri()
-    files = landing_files(store, root)
+    files, log = landing_files(store, root)
     names = [f.name for f in files]
     folders = _hive_folders(names) if can_commit(address) else None
     read = choose_reading(store, files, with_dates=folders is None)  # a table that exists has its types
@@ -96,6 +97,12 @@ def propose(address: str, table: str | None = None) -> Proposal:
     beside = zone_beside(root, "processed", "landing") if hive else processed_zone(address, root)
     if not hive and next(open_store(beside).list("", limit=1), None) is not None:
         warnings.append(f"{beside}, which is proposed as the processed zone, is not empty: check it")
+    log = log or log_above(address)
+    if log is not None:
+        refused = (
+            f"this folder is or holds {log}, which `lakeupsert adopt` refuses: only its log says which files are live"
+        )
+        warnings.insert(0, refused if hive else holds_a_table(log))
     warnings += _add_types(store, read, choices)
     proposal = Proposal(
         table=table or table_name_of(root),
@@ -133,8 +140,11 @@ def _add_types(store: ObjectReader, read: SampleReading, choices: SettingChoices
 # -- the folder
 
 
-def landing_files(store: ObjectReader, root: str) -> list[ObjectInfo]:
-    """The files of a landing zone. Raises ConfigurationError if it has none, is no folder, or is a table already."""
+def landing_files(store: ObjectReader, root: str) -> tuple[list[ObjectInfo], TableLog | None]:
+    """The files of a landing zone, and the log of a table of another format that lies there.
+
+    Raises ConfigurationError if it has no files, is no folder, or is a table already.
+    """
     if isinstance(store, LocalStore) and not Path(root).is_dir():
         raise ConfigurationError("no-landing", f"{root} {no_folder(Path(root))}.", next="name the folder of your files")
     if next(iter(store.list(f"{HOME}/", limit=1)), None) is not None:
@@ -143,14 +153,15 @@ def landing_files(store: ObjectReader, root: str) -> list[ObjectInfo]:
             f"{root} is the processed zone of a lakeupsert table already.",
             next="run `lakeupsert status` with its configuration to look at it; for a new table, name its landing zone",
         )
-    files = [f for f in store.list("") if is_landing_file(f.name)]
+    names = list(store.list(""))
+    files = [f for f in names if is_landing_file(f.name)]
     if not files:
         raise ConfigurationError(
             "no-files",
             f"{root} has no files to propose settings from (names that begin with _ or . do not count).",
             next="put some files there first, or start from `lakeupsert config --example`",
         )
-    return files
+    return files, find_log(f.name for f in names)
 
 
 def _hive_folders(names: Sequence[str]) -> str | None:

@@ -17,6 +17,7 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import content_hash
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
+from lakeupsert.landing.table_logs import TableLog, log_of
 from lakeupsert.phrases import count, no_folder
 from lakeupsert.pipeline.landing_dates import Skipped, describe_skipped, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
@@ -77,6 +78,7 @@ class Ground:
         seen: landing files that had to be read to find out that an earlier batch took the same content.
         skipped: landing files that have no date by `landing_dates`.
         by_size: how many landing files are known by nothing but their names and sizes.
+        log: of a table of another format in the landing zone.
     """
 
     batch_id: str
@@ -90,6 +92,7 @@ class Ground:
     seen: tuple[SeenFile, ...] = ()
     skipped: Skipped | None = None
     by_size: int = 0
+    log: TableLog | None = None
 
     @property
     def spec(self) -> TableSpec | None:
@@ -119,6 +122,8 @@ class Ground:
     @property
     def warnings(self) -> tuple[str, ...]:
         found = [str(self.skipped)] if self.skipped else []
+        if self.log:
+            found.append(holds_a_table(self.log))
         if self.by_size:
             found.append(
                 f"the landing zone tells nothing of {count(self.by_size, 'file')} but the size: a file that is replaced by one "
@@ -182,7 +187,13 @@ def discover(table: OpenTable, request: Request = ALL_NEW, excluded: Collection[
     # The stamp is of now: listing and hashing may have taken a while.
     received_at = next_stamp(ground.head.body if ground.head else None)
     return replace(
-        ground, received_at=received_at, inputs=inputs, seen=seen, skipped=listing.skipped, by_size=listing.by_size
+        ground,
+        received_at=received_at,
+        inputs=inputs,
+        seen=seen,
+        skipped=listing.skipped,
+        by_size=listing.by_size,
+        log=listing.log,
     )
 
 
@@ -201,6 +212,14 @@ def skipped_files(table: OpenTable, limit: int) -> Skipped | None:
     format_ = table.settings.format
     folders = {_folder(path) for path in paths if not is_stray(path, pattern, format_)}
     return describe_skipped(pattern, format_, undated, len(paths), folders)
+
+
+def holds_a_table(log: TableLog) -> str:
+    """The warning for a landing zone that holds a table of another format, or lies in one."""
+    return (
+        f"the landing zone is or holds {log}. Its files are taken as they are: rows that it has deleted or replaced come too, "
+        "and rows of files that it rewrites come again. Land what it exports, or its change feed, instead"
+    )
 
 
 def is_landing_file(path: str) -> bool:
@@ -261,12 +280,13 @@ def _refuse_unadopted(table: OpenTable) -> None:
 
 @dataclass(frozen=True)
 class _Listing:
-    """Landing files that have a date in the requested range and are not known, what to say of files that have no date, and how
-    many files are known by nothing but their names and sizes."""
+    """Landing files that have a date in the requested range and are not known, what to say of files that have no date, how many
+    files are known by nothing but their names and sizes, and the log of a table that lies there."""
 
     files: tuple[ObjectInfo, ...]
     skipped: Skipped | None
     by_size: int
+    log: TableLog | None
 
 
 def _list_landing(
@@ -285,7 +305,9 @@ def _list_landing(
     undated: list[str] = []
     folders: set[str] = set()
     listed = by_size = 0
+    log: TableLog | None = None
     for found in table.landing.list(""):
+        log = log or log_of(found.name)
         if not is_landing_file(found.name) or not is_candidate(found.name):
             continue
         listed += 1
@@ -299,7 +321,7 @@ def _list_landing(
             continue
         elif not any((k.size, k.etag) == (found.size, found.etag) for k in known.get(found.name, ())):
             files.append(found)
-    return _Listing(tuple(files), describe_skipped(pattern, format_, undated, listed, folders), by_size)
+    return _Listing(tuple(files), describe_skipped(pattern, format_, undated, listed, folders), by_size, log)
 
 
 def _new_files(

@@ -17,6 +17,7 @@ from lakeupsert import clock, tracing
 from lakeupsert.config import TableSettings, is_remote
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, Standing
 from lakeupsert.events import Event, Sink
+from lakeupsert.landing.table_logs import TableLog, log_in
 from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.publishers import hides_vectors
@@ -100,6 +101,13 @@ class OpenTable:
     @cached_property
     def landing(self) -> ObjectReader:
         return open_landing(self.settings.landing)
+
+    @cached_property
+    def landing_log(self) -> TableLog | None:
+        """The log of a table of another format directly in the landing zone; None also if the zone can't be listed."""
+        with suppress(LakeupsertError, OSError):
+            return log_in(self.landing)
+        return None
 
     @cached_property
     def queue(self) -> WorkQueue:

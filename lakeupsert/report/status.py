@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from lakeupsert.errors import LakeupsertError, TryAgainError
+from lakeupsert.pipeline.discover import holds_a_table
 from lakeupsert.pipeline.full_extract import newer_than_extract
 from lakeupsert.pipeline.next_spec import without_operations
 from lakeupsert.pipeline.opened import OpenTable
@@ -107,6 +108,7 @@ def status(table: OpenTable) -> Status:
         warnings=(
             *without_operations(table, headers),
             *newer_than_extract(table, body.changes),
+            *([holds_a_table(table.landing_log)] if table.landing_log else []),
             *queue_warning,
         ),
     )
