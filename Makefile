@@ -61,7 +61,7 @@ test-spark test-aws test-azure test-integration test-integration-2 test-others:
 test-long: setup $(if $(CI),servers) ## what `make test` leaves out: programs with a JVM of their own, whole products of types, examples and servers; a quarter of an hour
 	@$(BIN)/pytest -m "long and not crash" $(SMALL)
 
-# The small form of `make test-long` and `make test-readers`: CASES=2 runs two cases of each test function, chosen by the commit.
+# The small form of the suites below: CASES=2 runs two cases of each test function, chosen by the commit.
 SMALL = $(if $(CASES),--cases $(CASES))
 
 # The locked version is that of `make test`. An environment has everything of .venv except pyspark, which it has of its own.
@@ -122,7 +122,7 @@ build/old-pyarrow: | $(STAMP)
 	@mv $@.part $@
 
 test-spark-cluster: dist build/old-pyarrow ## nights on a cluster of processes, with workers killed, with the archive of `make dist`, and with bad executors; some minutes
-	@$(BIN)/pytest tests/integration/test_spark_cluster.py
+	@$(BIN)/pytest $(SMALL) tests/integration/test_spark_cluster.py
 
 lint: setup ## style, types, and the direction of imports
 	@$(BIN)/ruff check
