@@ -11,7 +11,6 @@ A row is refused for the first of these reasons that applies: malformed, missing
 partition column does not convert), order_missing, future_order.
 """
 
-import base64
 import operator
 import re
 from collections.abc import Iterator, Mapping
@@ -44,6 +43,7 @@ from lakeupsert.landing.formats.blocks import (
     names_in_file,
 )
 from lakeupsert.landing.formats.dates import is_dated
+from lakeupsert.landing.formats.unavailable import find_unavailable, is_unavailable
 from lakeupsert.landing.partitions import UNPLACED, derived_columns, folder_names, joined_names, partition_sources
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.columns import find_brought_columns
@@ -58,11 +58,6 @@ if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
 _LONGEST_REASON = 200
-_PLACEHOLDER = "__debezium_unavailable_value"
-_BYTES_IN_JSON = base64.b64encode(_PLACEHOLDER.encode()).decode()
-UNAVAILABLE = (_PLACEHOLDER, _BYTES_IN_JSON, f'["{_PLACEHOLDER}"]', f'["{_BYTES_IN_JSON}"]')
-"""What Debezium writes, as text, for a value that did not change and that it did not get, such as PostgreSQL's TOAST: for text,
-bytes in JSON, and lists of these."""
 _KEY_ALONE = ' A delete that brings its key alone needs `key_scope = "table"`.'
 _DAY = 86_400_000_000
 _QUARANTINED = pa.schema(
@@ -299,7 +294,7 @@ class _ConvertedColumns:
         columns: every column of the table; null for values that do not fit.
         partition_unfit: which values of each partition column do not fit. These rows are refused later, as bad_partition.
         unfit_nested: the nested columns with values that do not fit.
-        unavailable: which values of a column are `UNAVAILABLE`; only columns that have one. They are null.
+        unavailable: which values of a column are Debezium's placeholder; only columns that have one. They are null.
     """
 
     columns: dict[str, pa.Array]
@@ -356,22 +351,11 @@ def _convert_columns(
 
 
 def _unavailable(block: Block, name: str, column: pa.Array, unfit: Mask) -> Mask:
-    """Which values of a column are `UNAVAILABLE`: as text, bytes or lists of them, or where they do not fit the column's type."""
-    found = np.zeros(len(column), bool)
+    """Which values of a column are Debezium's placeholder, also where they do not fit the column's type."""
+    found = find_unavailable(column)
     if rows := np.flatnonzero(unfit).tolist():
-        found[rows] = [value in UNAVAILABLE for value in block.originals(name, rows)]
-    if pa.types.is_list(column.type) and _is_text(column.type.value_type):
-        single = np.flatnonzero(as_mask(pc.equal(pc.list_value_length(column), 1)))
-        found[single] |= _is_unavailable(pc.list_element(column.take(pa.array(single)), 0))
-    return found | _is_unavailable(column) if _is_text(column.type) else found
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_binary(type_))
-
-
-def _is_unavailable(column: pa.Array) -> Mask:
-    return as_mask(pc.is_in(column, pa.array(UNAVAILABLE, pa.string()).cast(column.type)))
+        found[rows] = [is_unavailable(value) for value in block.originals(name, rows)]
+    return found
 
 
 def _partitions(converted: _ConvertedColumns, is_delete: Mask, refusals: _Refusals, spec: TableSpec) -> pa.Array:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -27,11 +27,11 @@ import pyarrow.parquet as pq
 from lakeupsert.config import Reading, is_remote
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.landing.accept import UNAVAILABLE
 from lakeupsert.landing.files import content_hash, format_of
 from lakeupsert.landing.formats import avrofile, orcfile
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.inference import is_number
+from lakeupsert.landing.formats.unavailable import NUMBERS, UNAVAILABLE
 from lakeupsert.operations.recompute_hash import hash_function
 from lakeupsert.operations.recompute_sql import (
     BATCH,
@@ -67,6 +67,12 @@ if TYPE_CHECKING:
 BLOCK_ROWS = 50_000
 """Rows of a text file that are inserted at once."""
 COPIED_BYTES = 16 << 20
+_UNAVAILABLE_IN_DUCKDB = (
+    *(one.replace('"', "").replace(":", "=").replace(",", ", ") for one in UNAVAILABLE),
+    *(f"[{', '.join(f'{number}{end}' for number in NUMBERS)}]" for end in (".0", ".00")),
+    f"[{', '.join(str(date(1970, 1, 1) + timedelta(days)) for days in NUMBERS)}]",
+)
+"""Lists and maps of `UNAVAILABLE` as DuckDB writes them: without quotes, also numbers as floats, and as dates."""
 
 
 @dataclass(frozen=True)
@@ -376,8 +382,7 @@ class LandedRows:
         """The name of a column that a row brings, or NULL if its value stands for one that is unavailable, in SQL."""
         if self._spec.mode == "rows" or name not in map(str.lower, source.columns):
             return literal(new_name)
-        # DuckDB writes a list of one text without quotes.
-        texts = ", ".join(literal(text) for one in UNAVAILABLE for text in (one, one.replace('"', "")))
+        texts = ", ".join(map(literal, (*UNAVAILABLE, *_UNAVAILABLE_IN_DUCKDB)))
         return f"CASE WHEN CAST({identifier(name)} AS VARCHAR) IN ({texts}) THEN NULL ELSE {literal(new_name)} END"
 
     def _values(self, source: _Source) -> Iterator[str]:

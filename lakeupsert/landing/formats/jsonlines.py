@@ -39,6 +39,7 @@ from lakeupsert.landing.formats.inference import TEMPORAL, infer_type, unify
 from lakeupsert.landing.formats.jsonarray import array_begin, cut_elements
 from lakeupsert.landing.formats.lines import TextLines
 from lakeupsert.landing.formats.nested import flatten, lengths, nulls, offsets
+from lakeupsert.landing.formats.unavailable import is_unavailable
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.convert import Converted, convert
 
@@ -464,14 +465,21 @@ def _infer(values: Sequence[object], depth: int = 0) -> pa.DataType:
     if depth == _DEEPEST:
         return pa.string()
     if kinds == {dict}:
-        objects = [v for v in values if type(v) is dict]
+        objects = _objects(values)
         fields = [
             (n, _infer([v.get(n) for v in objects], depth + 1)) for n in dict.fromkeys(chain.from_iterable(objects))
         ]
+        if not objects:
+            return pa.null()
         return pa.struct(fields) if fields else pa.string()  # Parquet can't store a struct without fields
     if kinds == {list}:
         return pa.list_(_infer(flatten([v for v in values if type(v) is list]), depth + 1))
     return pa.string()
+
+
+def _objects(values: Sequence[object]) -> list[Row]:
+    """The objects among some values. A placeholder, which Debezium writes for a map, has no field of its column."""
+    return [v for v in values if type(v) is dict and not is_unavailable(v)]
 
 
 def _dominant(values: Sequence[object], type_: pa.DataType, places: Indices, path: str) -> DominantType | None:
@@ -499,7 +507,7 @@ def _dominant(values: Sequence[object], type_: pa.DataType, places: Indices, pat
 def _with_new_fields(values: Sequence[object], type_: pa.DataType) -> pa.DataType:
     """A column's type, and in it the fields that only objects among its values have."""
     t = pa.types
-    objects = [v for v in values if type(v) is dict]
+    objects = _objects(values)
     if t.is_struct(type_):
         types = {f.name: _with_new_fields([v.get(f.name) for v in objects], f.type) for f in type_}
         for name in dict.fromkeys(chain.from_iterable(objects)):

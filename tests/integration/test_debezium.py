@@ -1,0 +1,218 @@
+"""Events as Debezium 3.6 and 3.5 write them: values that it did not get, truncates, deletes that invent values, its own types."""
+
+import base64
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakeupsert import Table
+from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings
+
+Record = Mapping[str, Any]
+PLACEHOLDER = "__debezium_unavailable_value"
+NUMBERS = [*PLACEHOLDER.encode()]
+
+
+class Feed:
+    """A table `t` of one partition, fed with a file a night."""
+
+    def __init__(self, root: Path, **settings: Any) -> None:
+        self.root, self.nights = root, 0
+        (root / "landing").mkdir(parents=True)
+        given = {
+            "key": ("id",),
+            "partition_by": (),
+            "order_by": ("__source_lsn",),
+            "schema": {"id": "bigint"},
+            "read": ReadSettings(envelope="debezium"),
+            "delete": DeleteSettings(column="__op", values=("d",)),
+            "quarantine_limit": 99,
+            **settings,
+        }
+        self.table = Table(
+            "t", TableSettings(landing=str(root / "landing"), processed=str(root / "processed"), **given)
+        )
+
+    def land(self, content: bytes, kind: str = "jsonl") -> None:
+        self.nights += 1
+        (self.root / "landing" / f"{self.nights:02d}.{kind}").write_bytes(content)
+
+    def night(self, content: bytes, kind: str = "jsonl") -> Any:
+        self.land(content, kind)
+        return self.table.run(host="local")
+
+    def rows(self, *names: str) -> list[dict[str, Any]]:
+        rows = self.table.to_arrow(columns=names or None).read_all().to_pylist()
+        return sorted(rows, key=lambda row: str(row["id"]))
+
+    def refused(self) -> dict[str, int]:
+        ledger = self.table.objects.ledger
+        return dict(ledger.head().body.quarantined)
+
+    def reconcile(self) -> None:
+        checked = self.table.reconcile(deep=True)
+        assert not checked.unbalanced
+        assert not checked.batches
+        assert checked.recomputed is not None
+        wrong = {p: str(found) for p, found in checked.recomputed.partitions.items() if not found.equal}
+        assert not wrong, f"DuckDB has other rows: {wrong}"
+
+
+def event(op: str, lsn: int, after: Record | None = None, before: Record | None = None, **source: Any) -> Record:
+    return {"before": before, "after": after, "source": {"lsn": lsn, **source}, "op": op, "ts_ms": lsn}
+
+
+def jsonl(events: Sequence[object]) -> bytes:
+    return "".join(json.dumps(one) + "\n" for one in events).encode()
+
+
+# -- values that Debezium did not get
+
+UUID = "b68a35a7-17ad-35b3-af2a-ae46edb4545a"
+IN_JSON = base64.b64encode(PLACEHOLDER.encode()).decode()
+FORMS: dict[str, tuple[Any, Any]] = {
+    "t": ("x", PLACEHOLDER),
+    "bytes_base64": ("eA==", IN_JSON),
+    "bytes_hex": ("78", PLACEHOLDER.encode().hex()),
+    "texts": (["x", "y"], [PLACEHOLDER]),
+    "bytes_list": (["eA=="], [IN_JSON]),
+    "ints": ([1, 2, 3], NUMBERS),
+    "uuids": (["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"], [UUID]),
+    "hstore": ('{"a":"1"}', json.dumps({PLACEHOLDER: PLACEHOLDER}, separators=(",", ":"))),
+    "map": ({"a": "1"}, {PLACEHOLDER: PLACEHOLDER}),
+}
+"""By column: a value as JSON, and the value that stands for it after an update that did not change it."""
+TYPED: dict[str, tuple[pa.DataType, Any, Any]] = {
+    "t": (pa.string(), "x", PLACEHOLDER),
+    "bytes": (pa.binary(), b"x", PLACEHOLDER.encode()),
+    "texts": (pa.list_(pa.string()), ["x"], [PLACEHOLDER]),
+    "bytes_list": (pa.list_(pa.binary()), [b"x"], [PLACEHOLDER.encode()]),
+    **{
+        f"list_{type_}".replace("[", "_").replace("]", ""): (pa.list_(type_), [1, 2], NUMBERS)
+        for type_ in (pa.int32(), pa.int64(), pa.float64(), pa.date32())
+    },
+    "large": (pa.large_list(pa.int64()), [1], NUMBERS),
+    "uuids": (pa.list_(pa.string()), ["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"], [UUID]),
+    "hstore": (pa.string(), '{"a":"1"}', FORMS["hstore"][1]),
+    "map": (pa.map_(pa.string(), pa.string()), [("a", "1")], [(PLACEHOLDER, PLACEHOLDER)]),
+}
+IN_JSON_LINES = {**{name: new for name, (_, _, new) in TYPED.items()},
+    "bytes": IN_JSON, "bytes_list": [IN_JSON], "map": {PLACEHOLDER: PLACEHOLDER}
+}  # fmt: skip
+SCHEMAS = {"text": dict.fromkeys(FORMS, "string"), "inferred": {}}
+
+
+@pytest.mark.parametrize("mode", ["rows", "columns"])
+@pytest.mark.parametrize("types", SCHEMAS)
+def test_value_that_debezium_did_not_get_is_known_in_json(tmp_path: Path, mode: str, types: str) -> None:
+    feed = Feed(tmp_path, mode=mode, schema={"id": "bigint", **SCHEMAS[types]})
+    old = {name: value for name, (value, _) in FORMS.items()}
+    feed.night(jsonl([event("r", 1, {"id": id_, "v": 1, **old}) for id_ in range(len(FORMS) + 1)]))
+    before = feed.rows(*("id", *FORMS))
+    updates = [event("u", 2, {"id": id_, "v": 2, **old, name: FORMS[name][1]}) for id_, name in enumerate(FORMS)]
+    feed.night(
+        jsonl([*updates, event("u", 2, {"id": len(FORMS), "v": 2, **{n: new for n, (_, new) in FORMS.items()}})])
+    )
+    assert feed.refused() == ({"bad_type": len(FORMS) + 1} if mode == "rows" else {})
+    assert feed.rows(*("id", *FORMS)) == before
+    assert {row["v"] for row in feed.rows()} == {1 if mode == "rows" else 2}
+    feed.reconcile()
+
+
+def avro_of(columns: Mapping[str, pa.DataType], rows: Sequence[Record], *, enveloped: bool) -> bytes:
+    kinds: dict[pa.DataType, Any] = {
+        pa.int32(): "int", pa.int64(): "long", pa.float64(): "double", pa.string(): "string", pa.binary(): "bytes",
+        pa.date32(): {"type": "int", "logicalType": "date"},
+    }  # fmt: skip
+
+    def avro_type(type_: pa.DataType) -> Any:
+        if pa.types.is_map(type_):
+            return {"type": "map", "values": ["null", avro_type(type_.item_type)]}
+        return kinds.get(type_) or {"type": "array", "items": ["null", avro_type(type_.value_type)]}
+
+    fields = [{"name": name, "type": ["null", avro_type(type_)]} for name, type_ in columns.items()]
+    row = {"type": "record", "name": "Row", "fields": fields}
+    source = {"type": "record", "name": "Source", "fields": [{"name": "lsn", "type": "long"}]}
+    envelope = [
+        ("before", ["null", row]),
+        ("after", ["null", "Row"]),
+        ("source", source),
+        ("op", "string"),
+        ("ts_ms", "long"),
+    ]
+    outer = {
+        "type": "record",
+        "name": "Envelope",
+        "fields": [{"name": name, "type": type_} for name, type_ in envelope],
+    }
+    maps = [name for name, type_ in columns.items() if pa.types.is_map(type_)]
+    rows = [{**r, **{name: dict(r[name]) for name in maps}} for r in rows]
+    out = io.BytesIO()
+    records = [event("u", r["__source_lsn"], r) for r in rows] if enveloped else rows
+    fastavro.writer(out, fastavro.parse_schema(outer if enveloped else row), records)
+    return out.getvalue()
+
+
+def parquet_of(columns: Mapping[str, pa.DataType], rows: Sequence[Record]) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([dict(row) for row in rows], pa.schema([*columns.items()])), out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["rows", "columns"])
+@pytest.mark.parametrize("kind", ["events", "avro", "parquet"])
+def test_value_that_debezium_did_not_get_is_known_in_every_type(tmp_path: Path, mode: str, kind: str) -> None:
+    """Avro in Debezium's envelope, and Avro and Parquet that a connector unwrapped."""
+    skipped = {"large", *({name for name in TYPED if "date" in name} if kind == "events" else ())}
+    forms = {name: one for name, one in TYPED.items() if name not in (skipped if kind != "parquet" else ())}
+    columns = {"id": pa.int64(), "__source_lsn": pa.int64(), "v": pa.int32(), **{n: one[0] for n, one in forms.items()}}
+
+    def write(rows: Sequence[Record]) -> bytes:
+        return parquet_of(columns, rows) if kind == "parquet" else avro_of(columns, rows, enveloped=kind == "events")
+
+    read = ReadSettings(envelope="debezium") if kind == "events" else ReadSettings()
+    feed = Feed(tmp_path, mode=mode, read=read, delete=None, schema={})
+    ending = "parquet" if kind == "parquet" else "avro"
+    old = {name: value for name, (_, value, _) in forms.items()}
+    ids = range(len(forms))
+    feed.night(write([{"id": id_, "__source_lsn": 1, "v": 1, **old} for id_ in ids]), ending)
+    before = feed.rows("id", *forms)
+    new = [{"id": i, "__source_lsn": 2, "v": 2, **old, name: forms[name][2]} for i, name in enumerate(forms)]
+    feed.night(write(new), ending)
+    if kind == "parquet":
+        lines = [{"id": i, "__source_lsn": 3, "v": 2, name: IN_JSON_LINES[name]} for i, name in enumerate(forms)]
+        assert feed.refused() == ({"bad_type": len(forms)} if mode == "rows" else {})
+        feed.night(jsonl(lines))
+    assert feed.refused() == ({"bad_type": len(forms)} if mode == "rows" else {})
+    assert feed.rows("id", *forms) == before
+    assert {row["v"] for row in feed.rows()} == {1 if mode == "rows" else 2}
+    feed.reconcile()
+
+
+def test_placeholder_adds_no_field_to_an_objects_type(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, mode="columns")
+    fields = [{PLACEHOLDER: PLACEHOLDER}, {"a": 1}, {PLACEHOLDER: PLACEHOLDER}]
+    feed.night(jsonl([event("u", lsn, {"id": lsn, "m": m}) for lsn, m in enumerate(fields[:2])]))
+    feed.night(jsonl([event("u", 3, {"id": 1, "m": fields[2]}), event("u", 3, {"id": 4, "m": {"a": 2, "b": 3}})]))
+    assert [row["m"] for row in feed.rows()] == [None, {"a": 1, "b": None}, {"a": 2, "b": 3}]
+    feed.reconcile()
+
+
+def test_values_that_only_look_like_the_placeholder_stay(tmp_path: Path) -> None:
+    feed = Feed(tmp_path)
+    close: list[Record] = [
+        {"ints": NUMBERS[:-1], "map": {"a": PLACEHOLDER}, "texts": [PLACEHOLDER, "x"]},
+        {"ints": [*NUMBERS, 1], "map": {PLACEHOLDER: "a"}, "texts": [f"{PLACEHOLDER}!"]},
+        {"ints": [0, *NUMBERS[1:]], "map": {PLACEHOLDER: PLACEHOLDER, "a": "b"}, "texts": []},
+    ]
+    feed.night(jsonl([event("u", 1, {"id": id_, **row}) for id_, row in enumerate(close)]))
+    assert not feed.refused()
+    assert [row["ints"] for row in feed.rows()] == [row["ints"] for row in close]
+    assert [row["texts"] for row in feed.rows()] == [row["texts"] for row in close]
