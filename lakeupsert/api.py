@@ -41,6 +41,7 @@ from lakeupsert.operations.snapshots import list_snapshots, list_tags, lost_snap
 from lakeupsert.operations.statement import Seen, StatementOptions, StatementResult, run_statement
 from lakeupsert.operations.vacuum import VacuumResult, vacuum
 from lakeupsert.pipeline.append import append
+from lakeupsert.pipeline.by_folder import is_folder, open_folder
 from lakeupsert.pipeline.commit import AppendResult
 from lakeupsert.pipeline.dedupe import PartitionResult
 from lakeupsert.pipeline.discover import new_files, skipped_files
@@ -74,6 +75,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
     from pyspark.sql import DataFrame, SparkSession
 
+    from lakeupsert.read.query import QueryResult
+
 __all__ = ["EngineName", "HostName", "ReprocessResult", "RunResult", "SnapshotFigures", "StatementResult", "Table"]
 
 Given = ParamSpec("Given")
@@ -106,6 +109,27 @@ def _public(method: Callable[Given, Found]) -> Callable[Given, Found]:
         except LakeupsertError as e:
             table._table.account(e, since)
             raise
+
+    return call
+
+
+def _configured(method: Callable[Given, Found]) -> Callable[Given, Found]:
+    """For methods that need more than the table's folder: landing zone, queue, publishers. Refuses a table that was opened by its
+    folder."""
+
+    @wraps(method)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Found:
+        table = args[0]
+        assert isinstance(table, Table)
+        if table._table.read_only:
+            raise ConfigurationError(
+                "opened-by-folder",
+                f"{method.__name__} needs the configuration of the table. {table.settings.processed} was opened by its folder, "
+                "which is for reading only: landing zone, queue, publishers and limits are settings of lakeupsert.toml. Nothing "
+                "was changed.",
+                next=f"open the table with Table.open('lakeupsert.toml', {table.name!r})",
+            )
+        return method(*args, **kwargs)
 
     return call
 
@@ -185,8 +209,13 @@ class Table:
     def open(cls, config: str | Path, name: str | None = None, *, profile: str | None = None) -> "Table":
         """Open the table ``name`` of a `lakeupsert.toml`; without a name, the only table in it.
 
+        ``config`` may also be the folder or address of a table, like ``lake/processed/orders`` or ``s3://lake/processed/orders``.
+        Then its own spec says what the table is, ``name`` is what `query` calls it (by default the folder's name), and it can
+        only be read (`opened-by-folder`).
         ``profile``: of ``[profiles.NAME]``, whose settings override the others; by default that of LAKEUPSERT_PROFILE.
         """
+        if is_folder(str(config)):
+            return cls.of(open_folder(str(config), name, profile))
         loaded = load(str(config), profile=profile)
         name, settings = loaded.table(name)
         return cls(name, settings, origins=loaded.origins[name])
@@ -212,6 +241,7 @@ class Table:
         return self._table.head_spec() is not None
 
     @_public
+    @_configured
     def adopt(self, progress: Callable[[str], None] = lambda text: None, *, host: HostName = "local") -> AdoptResult:
         """Turn the Hive-partitioned Parquet folder at `processed` into a table, without rewriting a file.
 
@@ -220,6 +250,7 @@ class Table:
         return adopt(self._table, host_by_name(host), progress)
 
     @_public
+    @_configured
     def append(
         self,
         *,
@@ -264,20 +295,24 @@ class Table:
             warn=warn,
         )
 
+    @_configured
     def new_files(self) -> tuple[LandingInput, ...]:
         """List the landing files that the next `append` would take."""
         return new_files(self._table)
 
+    @_configured
     def skipped_files(self) -> Skipped | None:
         """Describe the landing files that have no date by `landing_dates`, among the first ones below landing."""
         return skipped_files(self._table, LISTED)
 
     @_public
+    @_configured
     def send_missing(self, selected: Callable[[str], bool] = lambda partition: True) -> int:
         """Send a message for every selected partition that has batches to merge; returns how many were sent."""
         return send_missing(self._table, selected)
 
     @_public
+    @_configured
     def dedupe(
         self,
         *,
@@ -316,6 +351,7 @@ class Table:
         return results
 
     @_public
+    @_configured
     def dedupe_received(
         self,
         records: Sequence[Mapping[str, Any]],  # JSON of AWS or Azure
@@ -333,6 +369,7 @@ class Table:
         )
 
     @_public
+    @_configured
     def publish(self, *, to: PublisherName | None = None, reset: bool = False) -> PublishResult:
         """Show readers the newest batch that is merged in every partition.
 
@@ -343,6 +380,7 @@ class Table:
         return publish(self._table) if to is None and not reset else publish_to(self._table, to, reset=reset)
 
     @_public
+    @_configured
     def run(
         self,
         *,
@@ -386,6 +424,7 @@ class Table:
         )
         return run(self._table, options)
 
+    @_configured
     def plan(
         self,
         *,
@@ -400,6 +439,7 @@ class Table:
         return plan(self._table, selected, prices, full)
 
     @_public
+    @_configured
     def reprocess(
         self,
         selected: Callable[[str], bool] = lambda partition: True,
@@ -431,6 +471,7 @@ class Table:
         return reprocess_and_publish(self._table, selected, options)
 
     @_public
+    @_configured
     def compact(
         self,
         *,
@@ -444,9 +485,10 @@ class Table:
         return compact(self._table, full=full, host=host, workers=workers, stop=stop or Stop(), progress=progress)
 
     @_public
+    @_configured
     def update(
         self,
-        values: Mapping[str, str],
+        set: Mapping[str, str],
         *,
         where: str | None = None,
         keys: str | Path | None = None,
@@ -463,7 +505,7 @@ class Table:
         does not fit its column exactly, or a batch that touches the rows' partitions is not published yet.
 
         Args:
-            values: by column, an expression in DuckDB's SQL over the columns of the row, for example
+            set: by column, an expression in DuckDB's SQL over the columns of the row, for example
                 ``{"amount": "amount * 0.87"}``.
             where: a filter as in `to_arrow`.
             keys: a file with the key columns (CSV, JSON lines, Parquet, Avro or ORC), and if you like partition columns.
@@ -471,7 +513,7 @@ class Table:
             batch_id: a repeated call with the same id changes nothing again; it only finishes the first one.
         """
         options = StatementOptions(
-            expressions=values,
+            expressions=set,
             where=where,
             keys=None if keys is None else str(keys),
             snapshot=snapshot,
@@ -484,6 +526,7 @@ class Table:
         return run_statement(self._table, options)
 
     @_public
+    @_configured
     def delete(
         self,
         *,
@@ -511,6 +554,7 @@ class Table:
         return run_statement(self._table, options)
 
     @_public
+    @_configured
     def restore(self, to: str | int | date, *, dry: bool = True) -> RestorePlan:
         """Restore the table to a snapshot, by number, tag or time; `dedupe` and `publish` then finish it.
 
@@ -519,11 +563,13 @@ class Table:
         return restore(self._table, to, dry=dry)
 
     @_public
+    @_configured
     def vacuum(self, *, dry: bool = True, progress: Callable[[str], None] = lambda text: None) -> VacuumResult:
         """Expire all but tagged snapshots and the newest `keep_snapshots`, and delete files that only expired ones need."""
         return vacuum(self._table, dry=dry, progress=progress)
 
     @_public
+    @_configured
     def tag(self, name: str, snapshot: str | int | date | None = "published") -> Link[Snapshot] | None:
         """Tag a snapshot, which is kept as long as it has a tag; None removes the tag. Returns None if nothing had to change."""
         return tag(self._table, name, snapshot)
@@ -533,6 +579,7 @@ class Table:
         return columns(self._table.existing_spec())
 
     @_public
+    @_configured
     def rename_column(self, column: str, name: str, *, dry: bool = False) -> SchemaChange:
         """Rename a column from the next ledger number on, without rewriting a file. Readers see it after the next publish.
 
@@ -542,6 +589,7 @@ class Table:
         return change(self._table, lambda spec: rename(spec, column, name, one_name=one_name), dry=dry)
 
     @_public
+    @_configured
     def drop_column(self, column: str, *, dry: bool = False) -> SchemaChange:
         """Drop a column from the next ledger number on, as `rename_column` renames one. A later column of that name is a new
         one."""
@@ -549,6 +597,7 @@ class Table:
         return change(self._table, lambda spec: drop(spec, column, one_name=one_name), dry=dry)
 
     @_public
+    @_configured
     def retype_column(
         self,
         column: str,
@@ -589,20 +638,24 @@ class Table:
         """
         return quarantined_rows(self._table, reason, files)
 
+    @_configured
     def status(self) -> Status:
         """Count partitions, rows and messages by the newest snapshot, the ledger and the queue."""
         return status(self._table)
 
+    @_configured
     def report(self, nights: int = 30) -> str:
         """Return a self-contained HTML page about the table and its last ``nights`` batches."""
         return page(self.name, observe(self._table, nights, LISTED))
 
     @_public
+    @_configured
     def redrive(self, selected: Callable[[str], bool] = lambda partition: True) -> RedriveResult:
         """Return the dead letters of the selected partitions to the queue; those of merged partitions are deleted."""
         return redrive(self._table, selected)
 
     @_public
+    @_configured
     def reconcile(
         self,
         *,
@@ -658,6 +711,7 @@ class Table:
         return view.with_versions(self._table.headers) if versions else view
 
     @_public
+    @_configured
     def ddl(self, engine: Engine) -> Statements:
         """The statements that make the table known to an engine. Nothing is run."""
         return ddl(self._table, engine)
@@ -717,10 +771,11 @@ class Table:
         """
         return diff(self.name, self.view(before), self.view(after), key, collect)
 
-    def query(self, sql: str, snapshot: str | int | date = "published") -> pa.RecordBatchReader:
-        """Run one SELECT of DuckDB's SQL over the exact rows. The table has its own name there.
+    def query(self, sql: str, snapshot: str | int | date = "published") -> "QueryResult":
+        """Run one SELECT of DuckDB's SQL over the exact rows. The table has its own name there. The result shows its first rows.
 
-        The query can only read these rows: no file, no setting, no other table. Times are UTC.
+        The query can only read these rows: no file, no setting, no other table. `to_duckdb` gives a relation that can be joined
+        with them. Times are UTC.
         """
         from lakeupsert.read.query import query
 
@@ -785,7 +840,7 @@ class Table:
 
     def to_pandas(
         self,
-        columns: Sequence[str] | None = None,
+        columns: Sequence[str] | int | date | None = None,
         snapshot: str | int | date = "published",
         where: str | None = None,
         *,
@@ -793,8 +848,11 @@ class Table:
     ) -> "pd.DataFrame":
         """Return a pandas DataFrame, ordered by partition and key, with the types of Arrow's `to_pandas`.
 
-        Arrow reads the files, as in `to_arrow`, which also explains ``versions``.
+        Arrow reads the files, as in `to_arrow`, which also explains ``versions``. As there, the first argument may also be the
+        snapshot: ``to_pandas(7)``.
         """
+        if isinstance(columns, int | date):
+            snapshot, columns = columns, None
         if find_spec("pandas") is None:
             raise missing("pandas")
         frame: pd.DataFrame = self.to_arrow(snapshot, where, columns=columns, versions=versions).read_pandas()
@@ -821,6 +879,7 @@ class Table:
         elsewhere = None if host == "local" else host_by_name(host)
         return export(view, str(output), where=where, overwrite=overwrite, history=history, host=elsewhere)
 
+    @_configured
     def doctor(self) -> list[Finding]:
         """Check the table and this machine; see `lakeupsert.operations.doctor`."""
         return doctor(self._table)

@@ -13,6 +13,8 @@ from lakeupsert.cli.rows import MOST_ROWS, output_options, rows_result, rows_tex
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from lakeupsert.read.query import QueryResult
+
 
 @main.command()
 @click.argument("sql")
@@ -24,7 +26,7 @@ def query(call: Call, sql: str, target: str | None, overwrite: bool, snapshot: s
     """Run one SELECT in DuckDB's SQL. The table has its own name there.
 
     The query sees the exact rows of a snapshot and can change nothing: it has access to no other file, table or setting. Times
-    are UTC. It needs DuckDB (`pip install duckdb`).
+    are UTC. It needs DuckDB (`pip install duckdb`). To join the table with other files, use Python: docs/engines/DUCKDB.md.
 
     \b
     Example:
@@ -52,7 +54,7 @@ def query(call: Call, sql: str, target: str | None, overwrite: bool, snapshot: s
         return Answer({**result, "rows": rows_result(rows), "written": None}, text, warnings)
 
 
-def _first(rows: "pa.RecordBatchReader") -> "pa.Table":
+def _first(rows: "QueryResult") -> "pa.Table":
     """The rows that are shown, and one more if there are more."""
     from lakeupsert.read.arrow import first_rows  # imports Arrow
 

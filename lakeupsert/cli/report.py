@@ -1,5 +1,6 @@
 """`lakeupsert report`: write a page about a table's last nights."""
 
+import re
 from pathlib import Path
 
 import click
@@ -7,6 +8,7 @@ import click
 from lakeupsert import clock
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.program import main
+from lakeupsert.config import refuse_in_zones
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.phrases import no_folder
 from lakeupsert.report.numbers import size
@@ -14,7 +16,9 @@ from lakeupsert.report.numbers import size
 
 @main.command()
 @click.option(
-    "--output", required=True, metavar="X", help="The HTML file to write (.html). An existing file is replaced."
+    "--output",
+    metavar="X",
+    help="The HTML file to write (.html). An existing file is replaced. Default: report-TABLE.html in this folder.",
 )
 @click.option(
     "--nights",
@@ -26,15 +30,32 @@ from lakeupsert.report.numbers import size
 )
 @common
 @click.pass_obj
-def report(call: Call, output: str, nights: int) -> Answer:
+def report(call: Call, output: str | None, nights: int) -> Answer:
     """Write one HTML page about the table and its last batches.
 
     The page loads nothing and runs no script: mail it, print it, open it anywhere.
 
     \b
     Example:
-      lakeupsert report --output report.html
+      lakeupsert report
+      lakeupsert report --output /var/www/nights.html --nights 90
     """
+    with call.open_table() as table, call.progress(table.name) as progress:
+        output = output or f"report-{re.sub(r'[^A-Za-z0-9_-]', '_', table.name)}.html"
+        target = _target(output)
+        refuse_in_zones(table.settings, output)
+        progress(f"reading the last {nights} batches")
+        page = table.report(nights).encode("utf-8", "replace")
+        temporary = target.with_name(f".{target.name}.{clock.new_id()}.tmp")
+        try:
+            temporary.write_bytes(page)
+            temporary.replace(target)  # until then readers see the old page, complete
+        finally:
+            temporary.unlink(missing_ok=True)
+        return Answer({"output": output, "bytes": len(page)}, f"{size(len(page))} to {output}")
+
+
+def _target(output: str) -> Path:
     target = Path(output).expanduser().resolve()
     if target.suffix.lower() not in (".html", ".htm") or target.is_dir():
         raise ConfigurationError(
@@ -48,13 +69,4 @@ def report(call: Call, output: str, nights: int) -> Answer:
             f"{target.parent} {no_folder(target.parent)}.",
             next="create it, or correct --output",
         )
-    with call.open_table() as table, call.progress(table.name) as progress:
-        progress(f"reading the last {nights} batches")
-        page = table.report(nights).encode("utf-8", "replace")
-        temporary = target.with_name(f".{target.name}.{clock.new_id()}.tmp")
-        try:
-            temporary.write_bytes(page)
-            temporary.replace(target)  # until then readers see the old page, complete
-        finally:
-            temporary.unlink(missing_ok=True)
-        return Answer({"output": output, "bytes": len(page)}, f"{size(len(page))} to {output}")
+    return target

@@ -63,6 +63,8 @@ class OpenTable:
     settings: TableSettings
     origins: Mapping[str, str] = field(default_factory=dict)
     """The environment variables that settings came from, as in `Config.origins`."""
+    read_only: bool = False
+    """It was opened by its folder (`pipeline.by_folder`), so no configuration says what it must be."""
     sinks: list[Sink] = field(default_factory=lambda: [tracing.record], repr=False)
     """Who takes the events of this table."""
     _entries: dict[int, Link[LedgerEntry]] = field(default_factory=dict, repr=False)
@@ -152,7 +154,8 @@ class OpenTable:
             raise self._lost_spec(known.body.spec_version, f"Ledger entry {known.number}")
         if head is not None:
             refuse_unknown(head.body, self.settings.processed)
-            self.declaration.refuse_other(head.body)
+            if not self.read_only:
+                self.declaration.refuse_other(head.body)
             self._specs[head.number] = head.body
         return head
 

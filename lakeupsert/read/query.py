@@ -1,10 +1,13 @@
 """One SELECT of DuckDB's SQL over the rows of a view, which can only read."""
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -16,12 +19,19 @@ from lakeupsert.read.native import files_to_scan, missing
 from lakeupsert.read.view import View
 
 if TYPE_CHECKING:
+    import pandas as pd
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
+SHOWN = 20
+"""Rows that a result shows as text."""
 _WITHOUT_ARROW = {"bignum", "bit", "interval", "time with time zone", "union"}
 """Types of a query's result that become text, by DuckDB's ids."""
 _MAKES_ROWS = {"generate_series", "json_each", "json_tree", "range", "repeat", "unnest"}
 """Table functions that a query may use. Others open files, or change DuckDB: `enable_logging` writes wherever it is told."""
+
+_EQUAL = {"COMPARE_EQUAL", "COMPARE_NOTEQUAL", "COMPARE_IN", "COMPARE_NOT_IN"}
+"""Comparisons in which an integer beside a column of text means its digits."""
+_INTEGER = re.compile(rb"-?\d+(?![\w.])")
 
 
 class _Source:
@@ -43,7 +53,66 @@ class _Source:
             raise
 
 
-def query(view: View, name: str, sql: str) -> pa.RecordBatchReader:
+class QueryResult:
+    """The rows of a query, read once: by `read_all`, `read_pandas`, batch by batch, or by any library that takes an Arrow stream
+    (``pl.DataFrame(result)``, ``duckdb.from_arrow(result)``).
+
+    As text it is its first `SHOWN` rows. Showing them does not use them up.
+    """
+
+    def __init__(self, rows: pa.RecordBatchReader) -> None:
+        self._rows = rows
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._rows.schema
+
+    def __enter__(self) -> "QueryResult":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> "QueryResult":
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._rows)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._rows.__arrow_c_stream__(requested_schema)
+
+    def read_all(self) -> pa.Table:
+        return self._rows.read_all()
+
+    def read_next_batch(self) -> pa.RecordBatch:
+        return self._rows.read_next_batch()
+
+    def read_pandas(self) -> "pd.DataFrame":
+        frame: pd.DataFrame = self._rows.read_pandas()
+        return frame
+
+    def close(self) -> None:
+        self._rows.close()
+
+    def __repr__(self) -> str:
+        import duckdb
+
+        first: list[pa.RecordBatch] = []
+        for batch in self._rows:
+            first.append(batch)
+            if sum(map(len, first)) > SHOWN:
+                break
+        self._rows = pa.RecordBatchReader.from_batches(self.schema, chain(first, self._rows))
+        known = pa.Table.from_batches(first, self.schema)
+        with duckdb.connect() as db:
+            text = str(db.from_arrow(known.slice(0, SHOWN))).rstrip()
+        return f"{text}\n(the first {SHOWN} rows; read_all() reads all)" if known.num_rows > SHOWN else text
+
+
+def query(view: View, name: str, sql: str) -> QueryResult:
     """The result of one SELECT. It knows the view's rows as the table ``name``, and nothing else.
 
     It can't write and can't open any file but those of the view. Only a SELECT is taken, without table functions that could do
@@ -60,7 +129,7 @@ def query(view: View, name: str, sql: str) -> pa.RecordBatchReader:
         raise missing("duckdb") from e
     connection, source = duckdb.connect(), _Source(view)
     try:
-        _refuse_others(connection, sql)
+        sql = _with_text(sql, _refuse_others(connection, sql), reader_schema(view.spec))
         files = files_to_scan(view, "DuckDB")
         rows_of_view = (
             relation_of(connection, source, reader_schema(view.spec)) if files is None else to_duckdb(view, connection)
@@ -74,11 +143,11 @@ def query(view: View, name: str, sql: str) -> pa.RecordBatchReader:
     except BaseException:
         connection.close()
         raise
-    return pa.RecordBatchReader.from_batches(rows.schema, _read(connection, rows, source))
+    return QueryResult(pa.RecordBatchReader.from_batches(rows.schema, _read(connection, rows, source)))
 
 
-def _refuse_others(connection: "DuckDBPyConnection", sql: str) -> None:
-    """Raise ConfigurationError unless ``sql`` is one SELECT that only reads tables and makes rows."""
+def _refuse_others(connection: "DuckDBPyConnection", sql: str) -> dict[str, object]:
+    """``sql`` as DuckDB parses it. Raises ConfigurationError unless it is one SELECT that only reads tables and makes rows."""
     import duckdb
 
     kinds = [statement.type for statement in duckdb.extract_statements(sql)]
@@ -86,23 +155,51 @@ def _refuse_others(connection: "DuckDBPyConnection", sql: str) -> None:
         found = ", ".join(kind.name for kind in kinds) or "nothing"
         raise _unfit_query(f"expected one SELECT, found {found}")
     [[tree]] = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
-    parsed = json.loads(tree)
+    parsed: dict[str, object] = json.loads(tree)
     if parsed["error"]:
         raise _unfit_query(parsed["error_message"])
     others = sorted(set(_table_functions(parsed)) - _MAKES_ROWS)
     if others:
         raise _unfit_query(f"it uses {others[0]}(…). In FROM it may use {', '.join(sorted(_MAKES_ROWS))}, and tables")
 
+    return parsed
 
-def _table_functions(node: object) -> Iterator[str]:
+
+def _table_functions(parsed: object) -> Iterator[str]:
     """The names of the table functions in a query that DuckDB has parsed."""
-    if isinstance(node, dict):
+    for node in _nodes(parsed):
         if node.get("type") == "TABLE_FUNCTION":
             yield node["function"]["function_name"].lower()
-        node = list(node.values())
-    if isinstance(node, list):
-        for part in node:
-            yield from _table_functions(part)
+
+
+def _with_text(sql: str, parsed: object, schema: pa.Schema) -> str:
+    """The query with `id = '1'` for `id = 1` where `id` is text, which is what a filter means by it (`read.where`).
+
+    DuckDB would convert the column instead: `01` would equal 1, and `A17` would be an error.
+    """
+    texts = {
+        field.name.lower() for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+    }
+    numbers = set()
+    for node in _nodes(parsed):
+        sides = [node.get("left"), node.get("right"), *node.get("children", ())] if node.get("type") in _EQUAL else []
+        sides = [side for side in sides if isinstance(side, dict)]
+        if any(side["class"] == "COLUMN_REF" and side["column_names"][-1].lower() in texts for side in sides):
+            numbers |= {side["query_location"] for side in sides if side["class"] == "CONSTANT"}
+    written = sql.encode()
+    for place in sorted(numbers, reverse=True):
+        if found := _INTEGER.match(written, place):
+            written = written[:place] + b"'%d'" % int(found[0]) + written[found.end() :]
+    return written.decode()
+
+
+def _nodes(parsed: object) -> Iterator[dict[str, Any]]:  # DuckDB's tree as JSON
+    if isinstance(parsed, dict):
+        yield parsed
+        parsed = list(parsed.values())
+    if isinstance(parsed, list):
+        for part in parsed:
+            yield from _nodes(part)
 
 
 def lock(connection: "DuckDBPyConnection", paths: Sequence[str]) -> None:
@@ -154,7 +251,8 @@ def _unfit_query(why: object) -> ConfigurationError:
     return ConfigurationError(
         "unfit-query",
         f"The query can't be run: {str(why).strip().rstrip('.')}. Nothing was changed.",
-        next="give one SELECT in DuckDB's SQL; the table has its own name there, and `lakeupsert schema` lists its columns",
+        next="give one SELECT in DuckDB's SQL; the table has its own name there, and `lakeupsert schema` lists its columns. To "
+        "join it with other tables or files, query `Table.to_duckdb(connection)` in Python",
     )
 
 

@@ -2,8 +2,9 @@
 
 Supported: comparisons, IN, BETWEEN, LIKE (`\\` escapes), IS NULL, AND, OR, NOT, over columns and literals. As in SQL, a row is
 left out if the condition is null. Text is in '…' with '' for a quote in it. Column names may be in "…" or `…` and are not case
-sensitive. A literal takes the type of the column it is compared with, and is refused if that type can't hold it. Timestamps
-without a zone are UTC. As in the rank, NaN is greatest and -0.0 equals 0.0.
+sensitive. A literal takes the type of the column it is compared with, and is refused if that type can't hold it. An integer that
+is compared with text is its digits (`id = 1` is `id = '1'`), but only for =, <> and IN: text has another order than numbers.
+Timestamps without a zone are UTC. As in the rank, NaN is greatest and -0.0 equals 0.0.
 """
 
 import operator
@@ -204,7 +205,7 @@ class _Translator:
         return found if holds else ~found
 
     def _in(self, field: pa.Field, nodes: Sequence[_Node], *, holds: bool) -> Expression:
-        t, values = pa.types, self._literals(nodes, field)
+        t, values = pa.types, self._literals(nodes, field, equal=True)
         if t.is_floating(field.type) or t.is_decimal32(field.type) or t.is_decimal64(field.type):
             # `is_in` misses NaN and the other zero, and pyarrow has none for small decimals.
             kind, join = (exp.EQ, operator.or_) if holds else (exp.NEQ, operator.and_)
@@ -220,7 +221,7 @@ class _Translator:
             left, right, kind = right, left, _MIRRORED.get(kind, kind)
         field = self._field(left)
         if not isinstance(right, exp.Column):
-            return self._compare(kind, field, self._literal(right, field))
+            return self._compare(kind, field, self._literals([right], field, equal=kind in (exp.EQ, exp.NEQ))[0])
         other = self._field(right)
         if not other.type.equals(field.type) or pa.types.is_nested(field.type):
             types = f"{field.name!r} is {field.type} and {other.name!r} is {other.type}"
@@ -246,7 +247,7 @@ class _Translator:
         return (_COMPARE[kind](column, value) & ~nan & ~value_nan) | both[kind]
 
     def _like(self, field: pa.Field, pattern: str) -> Expression:
-        if not (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)):
+        if not _is_text(field.type):
             raise _unfit_filter(self._where, f"LIKE takes text, and {field.name!r} is {field.type}")
         if "\\" in re.sub(r"\\[\\%_]", "", pattern):
             raise _unfit_filter(self._where, f"in {pattern!r}, `\\` must stand before `%`, `_` or another `\\`")
@@ -275,15 +276,15 @@ class _Translator:
     def _literal(self, node: _Node, field: pa.Field) -> pa.Scalar:
         return self._literals([node], field)[0]
 
-    def _literals(self, nodes: Sequence[_Node], field: pa.Field) -> pa.Array:
-        """Literals in the type of the column that they are compared with."""
-        texts = pa.array([self._text(node.unnest(), field) for node in nodes], pa.string())
+    def _literals(self, nodes: Sequence[_Node], field: pa.Field, *, equal: bool = False) -> pa.Array:
+        """Literals in the type of the column that they are compared with; ``equal``: for equality."""
+        texts = pa.array([self._text(node.unnest(), field, equal=equal) for node in nodes], pa.string())
         values, bad = convert(texts, field.type)
         if bad.any():
             raise self._unfit_literal(texts.filter(pa.array(bad))[0].as_py(), field)
         return values
 
-    def _text(self, node: _Node, field: pa.Field) -> str:
+    def _text(self, node: _Node, field: pa.Field, *, equal: bool) -> str:
         t, type_ = pa.types, field.type
         if isinstance(node, exp.Cast) and node.to.this in exp.DataType.TEMPORAL_TYPES:
             node = node.this  # DATE '2020-01-01': the column has the type
@@ -294,6 +295,8 @@ class _Translator:
             text, fits = str(node.this).lower(), t.is_boolean(type_)
         elif isinstance(number, exp.Literal) and not number.is_string:
             text, fits = sign + number.this, t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_)
+            if equal and _is_text(type_) and number.is_int:
+                text, fits = str(int(text)), True
         else:
             raise self._no_literal(node, field)
         if not fits:
@@ -308,13 +311,16 @@ class _Translator:
         return _unfit_filter(self._where, f"{text!r} is not a literal")
 
     def _unfit_literal(self, text: str, field: pa.Field) -> ConfigurationError:
-        is_text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
-        hint = "; write text in quotes" if is_text else ""
+        hint = "; write text in quotes" if _is_text(field.type) else ""
         hint = "; write dates in quotes, for example '2024-03-01'" if pa.types.is_temporal(field.type) else hint
         return _unfit_filter(self._where, f"{text!r} is not a valid {field.type}, the type of {field.name!r}{hint}")
 
     def _unsupported(self, node: _Node) -> ConfigurationError:
         return _unfit_filter(self._where, f"{node.sql()!r} is not supported here")
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
 def of_versions(name: str) -> str:

@@ -640,11 +640,18 @@ def test_command_writes_the_page_and_replaces_it(configured: Lake) -> None:
     assert found["result"] == {"output": "report.html", "bytes": Path("report.html").stat().st_size}
     assert Page(Path("report.html").read_text()).column(NUMBERS, "batch") == ["3", "2"]
     assert not [path for path in Path().iterdir() if path.name.endswith(".tmp")]
+    assert call("report")["result"]["output"] == "report-t.html"
+    assert Path("report-t.html").is_file()
 
 
 @pytest.mark.parametrize(
     ("output", "code"),
-    [("lakeupsert.toml", "unknown-format"), ("landing", "unknown-format"), ("none/report.html", "no-folder")],
+    [
+        ("lakeupsert.toml", "unknown-format"),
+        ("landing", "unknown-format"),
+        ("none/report.html", "no-folder"),
+        ("landing/report.html", "overlapping-zones"),
+    ],
 )
 def test_command_replaces_nothing_but_a_page(configured: Lake, output: str, code: str) -> None:
     before = Path("lakeupsert.toml").read_text()

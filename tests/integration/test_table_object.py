@@ -10,12 +10,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import duckdb
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lakeupsert import ConfigurationError, DamagedTableError, Table
-from lakeupsert.config import TableSettings
+from lakeupsert import ConfigurationError, DamagedTableError, LakeupsertError, Table
+from lakeupsert.config import DeleteSettings, GroupSettings, TableSettings
 from lakeupsert.read.view import View
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.layout import TableObjects
@@ -187,3 +188,117 @@ def test_manifests_of_a_remote_table_are_read_side_by_side(table: Table) -> None
     far = TableObjects(Far(table.settings.processed))
     listed = [file.name for file in View.open(far, table.objects.spec()).files()]
     assert listed == [file.name for file in table.files()]
+
+
+# ---------------------------------------------------------------- by its folder, without a configuration
+
+GROUP = {"g": GroupSettings(order_by=("ts",), columns=(NAME,))}
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"partition_by": ("bucket(3, k) as b",), "versions": True},
+    {"partition_by": ("month(day) as m",), "order_by": ("ts desc nulls last", "v asc")},
+    {"partition_by": (), "ties": "content", "history": False},
+    {"history": False, "mode": "columns", "order_by": ("n",), "groups": GROUP},
+    {"key_scope": "table", "history": False},
+    {"delete": DeleteSettings(column=NAME, values=("9",))},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda one: ",".join(one) or "none")
+def test_table_opened_by_its_folder_reads_the_same(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = opened(tmp_path, **settings)
+    for ts in (1, 2, 3):
+        land(
+            tmp_path, rows(ts, DAYS[: 20 - ts * 6]).append_column("n", pa.array([ts] * (20 - ts * 6))), f"{ts}.parquet"
+        )
+        written.run(host="local", workers=1) if ts < 3 else written.append(host="local")
+    monkeypatch.chdir(tmp_path)
+    more = () if settings else (Path("processed"), f"{tmp_path}/processed/", (tmp_path / "processed").as_uri())
+    for address in ("processed", *more):
+        read = Table.open(address)
+        for snapshot in ("published", "latest", 0):
+            assert read.to_arrow(snapshot).read_all() == written.to_arrow(snapshot).read_all()
+        assert read.snapshot == written.snapshot
+        assert values(read.query("from processed").read_all()) == values(written.query("from sales").read_all())
+    assert Table.open("processed", "sales").explain({"k": 0}) == written.explain({"k": 0})
+
+
+def test_table_opened_by_its_folder_is_read_only(table: Table, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    read = Table.open(tmp_path / "processed")
+    calls = [
+        read.run, read.append, read.dedupe, read.publish, read.vacuum, read.compact, read.reconcile, read.status, read.report,
+        read.plan, read.adopt, read.reprocess, lambda: read.delete(where="k = 1", dry=False), lambda: read.tag("x"),
+        lambda: read.update({"v": "'x'"}, where="k = 1", dry=False), lambda: read.restore(0, dry=False),
+        lambda: read.rename_column("v", "w"), lambda: read.drop_column("v"), lambda: read.retype_column("v", "int"),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(ConfigurationError) as refused:
+            call()
+        assert refused.value.code == "opened-by-folder"
+    assert sorted(tmp_path.rglob("*")) == before
+    assert read.export(tmp_path / "out.parquet") == 20
+
+
+def test_folder_that_is_no_table_is_told(table: Table, tmp_path: Path) -> None:
+    def code(address: Path, **options: str) -> str:
+        with pytest.raises(LakeupsertError) as refused:
+            Table.open(address, **options)
+        return refused.value.code
+
+    assert code(tmp_path) == code(tmp_path / "landing") == "no-table-yet"
+    assert code(tmp_path / "nowhere") == "no-configuration"
+    assert code(tmp_path / "processed", profile="prod") == "bad-setting"
+    shutil.rmtree(tmp_path / "processed/_lakeupsert/spec")
+    assert code(tmp_path / "processed") == "missing-version"
+
+
+def test_pandas_takes_a_snapshot_first_as_other_readers_do(table: Table) -> None:
+    for snapshot in (0, 1, table.snapshot.published_at if table.snapshot else 0):
+        assert table.to_pandas(snapshot).equals(table.to_arrow(snapshot).read_pandas())
+
+
+# ---------------------------------------------------------------- what a query returns
+
+
+def test_result_of_a_query_shows_rows_and_keeps_them(table: Table) -> None:
+    for limit, more in ((3, False), (20, False), (50, True)):
+        sql = f"select k from sales, range({2 if more else 1}) order by k limit {limit}"
+        result = table.query(sql)
+        text = repr(result)
+        assert "int64" in text
+        assert ("read_all()" in text) == more
+        assert repr(result) == text
+        assert result.read_all() == table.query(sql).read_all()
+    assert pl.DataFrame(table.query("select k from sales")).height == 20
+    assert pa.table(table.query("select k from sales")).num_rows == 20
+    with table.query("select 1 as n where false") as empty:
+        assert "n" in repr(empty)
+        assert empty.read_pandas().empty
+
+
+def test_integer_beside_text_is_its_digits_in_every_filter(tmp_path: Path) -> None:
+    """As a key of a CSV file is text."""
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "landing/1.csv").write_text("id,n,é\n" + "".join(f"{id_},7,é\n" for id_ in ("1", "01", "-2", "A17")))
+    table = opened(tmp_path, key=("id",), partition_by=(), order_by=("received",), history=False)
+    table.run(host="local", workers=1)
+    for where, ids in {
+        "id = 1": ["1"],
+        "é = 'é' and 1 = id": ["1"],
+        "id <> 1": ["-2", "01", "A17"],
+        "id in (1, -2, 3)": ["-2", "1"],
+        "id not in (1, -2)": ["01", "A17"],
+        "id = -2 and n = 7": ["-2"],
+        "n = 7 and not (id = 1 or id = '01')": ["-2", "A17"],
+    }.items():
+        assert sorted(table.to_arrow(where=where).read_all()["id"].to_pylist()) == ids, where
+        assert sorted(table.query(f"select id from sales where {where}").read_all()["id"].to_pylist()) == ids, where
+    joined = "with other as (select 1 as id) select s.id from sales s, other o where s.id = 1 and o.id = 1"
+    assert table.query(joined).read_all()["id"].to_pylist() == ["1"]
+    for where in ("id < 1", "id between 1 and 2"):
+        for read in (lambda w: table.to_arrow(where=w), lambda w: table.query(f"from sales where {w}")):
+            with pytest.raises(ConfigurationError):
+                read(where)

@@ -201,7 +201,7 @@ def test_condition_that_is_null_keeps_no_row(where: str, places: list[int]) -> N
         ("small = -1", "'-1' is not a valid uint8"),
         ("n = true", "'true' is not a valid int64"),
         ("b = 1", "'1' is not a valid bool"),
-        ("s = 7", "'7' is not a valid string, the type of 's'; write text in quotes"),
+        ("s < 7", "'7' is not a valid string, the type of 's'; write text in quotes"),
         ('s = "x"', "there is no column 'x'"),
         ("dec = 1.234", "'1.234' is not a valid decimal128(10, 2)"),
         ("f = 1e999", "'1e999' is not a valid double"),
