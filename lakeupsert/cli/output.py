@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 LABEL_WIDTH = 13
 MOST_NAMES = 3
 """How many partitions a text names before it only counts the rest."""
-BELOW_FLOOR = "below_floor, unknown keys older than deletes that the table has forgotten (see `lakeupsert quarantine`)"
+BELOW_FLOOR = (
+    "below_floor, unknown keys older than forgotten deletes or than a full extract (see `lakeupsert quarantine`)"
+)
 
 
 # ---------------------------------------------------------------- shapes of `result`

@@ -25,6 +25,7 @@ from lakeupsert.errors import LakeupsertError, RefusedError, TryAgainError
 from lakeupsert.events import BatchCommit
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.pipeline.discover import Ground
+from lakeupsert.pipeline.full_extract import with_floors
 from lakeupsert.pipeline.key_places import settle_keys
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.quarantine_limit import refuse_above_limit
@@ -106,6 +107,7 @@ def commit_batch(
                 table.discard(settled.objects - {file.name for file in settled.entry.quarantine})
                 raise
         entry, files = settled.entry, {*files, *settled.objects}
+    entry = with_floors(table, job.spec, ground.entries, entry)
     progress("committing")
     begun = clock.elapsed()
     outcome = _append_entry(table, ground, job, entry)
@@ -175,6 +177,8 @@ def _rebase(
     if any(e.kind == "restore" or (e.fence is not None and job.start <= e.fence) for e in won):
         return None
     if newer.body.spec_version > entry.spec_version or entry.full:  # a full extract touches partitions that may be new
+        return None
+    if any(e.full for e in won):  # its floor holds in partitions that are new
         return None
     if newer.body.received_at < entry.received_at:
         return entry

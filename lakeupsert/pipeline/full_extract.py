@@ -8,6 +8,7 @@ Repeat    safe
 """
 
 from collections.abc import Collection, Sequence
+from functools import cache
 
 import msgspec
 
@@ -16,9 +17,9 @@ from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import Ground, Request
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.rows.floor import greatest_floor
-from lakeupsert.table.layout import partition_texts
-from lakeupsert.table.ledger import NOTHING, FullExtract, LedgerEntry, Scope
+from lakeupsert.rows.floor import greatest_floor, rank_floors
+from lakeupsert.table.layout import partition_name, partition_texts
+from lakeupsert.table.ledger import NOTHING, FullExtract, LedgerEntry, Scope, active_batches
 from lakeupsert.table.manifest import Changes
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
@@ -124,7 +125,13 @@ def full_extract_entry(
     orders = [r.order for r in written if r.order]
     order = greatest_floor(orders, spec.tombstone_schema.empty_table(), spec)
     assert order is not None, "it has rows"
-    full = FullExtract(scope=request.full, order=order, replaces=table.settings.full_extract == "replace")
+    hashed = request.full == "partitions" and bool(spec.hash_columns)
+    full = FullExtract(
+        scope=request.full,
+        order=order,
+        replaces=table.settings.full_extract == "replace",
+        within=tuple(sorted({_without_hashes(spec, partition) for partition in touched})) if hashed else (),
+    )
     return msgspec.structs.replace(entry, touched=touched, full=full)
 
 
@@ -157,19 +164,60 @@ def partitions_in_scope(
     Args:
         named: the partitions that its rows are in.
     """
-    hashed = {one.column for one in spec.hash_columns}
-    if scope == "partitions" and not hashed:
+    if scope == "partitions" and not spec.hash_columns:
         return {*named}
-
-    def values(partition: str) -> tuple[str, ...]:
-        return tuple(text for column, text in partition_texts(partition).items() if column not in hashed)
-
     since = table.entries(shown.batch if shown else -1, last)
     stored = {*(shown.partitions if shown else ()), *(p for link in since for p in link.body.touched)}
     if scope == "partitions":
-        within = {values(partition) for partition in named}
-        stored = {partition for partition in stored if values(partition) in within}
+        within = {_without_hashes(spec, partition) for partition in named}
+        stored = {partition for partition in stored if _without_hashes(spec, partition) in within}
     return {*named, *stored}
+
+
+def _without_hashes(spec: TableSpec, partition: str) -> str:
+    """The name of a partition without its hashes, the same for all partitions that differ in nothing else."""
+    hashed = {one.column for one in spec.hash_columns}
+    rest = {column: text for column, text in partition_texts(partition).items() if column not in hashed}
+    return partition_name(rest) or partition
+
+
+def with_floors(table: OpenTable, spec: TableSpec, entries: Sequence[LedgerEntry], entry: LedgerEntry) -> LedgerEntry:
+    """``entry``, with the full extract whose order is the floor of each partition that it touches (`Touched.extract`).
+
+    A partition that an extract touches keeps the floor itself. This is for partitions that come later, and for those that a
+    restore empties. The batches that count when a batch is appended count as long as it does, so a restore changes nothing here.
+
+    Args:
+        entries: all of the ledger before it, without the partitions that they touched.
+    """
+    numbers = [n for n in sorted(active_batches(enumerate(entries))) if entries[n].full]
+    if not numbers or spec.stamped:  # nothing that comes later is below a stamp
+        return entry
+    extracts = [full for n in numbers if (full := entries[n].full)]
+    places = rank_floors([full.order for full in extracts], spec)
+    within = [_within(table, spec, n, full) for n, full in zip(numbers, extracts, strict=True)]
+
+    @cache
+    def floor_of(scope: str) -> int | None:
+        best: int | None = None
+        for i, full in enumerate(extracts):
+            if full.scope == "table" or scope in within[i]:
+                best = i if best is None or full.replaces or places[i] < places[best] else best
+        return None if best is None else numbers[best]
+
+    floors = {partition: floor_of(_without_hashes(spec, partition)) for partition in entry.touched}
+    touched = {p: msgspec.structs.replace(t, extract=floors[p]) for p, t in entry.touched.items()}
+    return msgspec.structs.replace(entry, touched=touched)
+
+
+def _within(table: OpenTable, spec: TableSpec, number: int, full: FullExtract) -> Collection[str]:
+    """The partitions of an extract that differ in more than hashes, if others of the same may come; see `FullExtract.within`."""
+    if full.scope == "table" or not spec.hash_columns:
+        return ()
+    if full.within:
+        return full.within
+    link = table.entry(number)
+    return {_without_hashes(spec, partition) for partition in link.body.touched} if link else ()
 
 
 def _refuse_shrinking(

@@ -152,7 +152,7 @@ def _step(table: OpenTable, heads: _Heads, partition: str, head: Link[Manifest] 
     # Up to the snapshot's batch everything is merged, unless it says that this partition lags.
     low = merged_up_to if partition in heads.snapshot.lagging else max(merged_up_to, heads.snapshot.batch)
     pending = [link for link in table.entries(low, batch) if partition in link.body.touched]
-    if merges_one_by_one(head, pending):
+    if merges_one_by_one(head, pending, partition):
         next_one = next_step(table, partition, batch, heads.snapshot if heads.number is not None else None, head)
         if next_one is not None:
             return next_one

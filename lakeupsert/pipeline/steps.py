@@ -114,15 +114,18 @@ def next_step(
     if not pending:
         return None
     # One version a batch, except for withdrawn or published batches: nobody needs a snapshot of those.
-    merge_together = 0 if merges_one_by_one(head, pending) else published
+    merge_together = 0 if merges_one_by_one(head, pending, partition) else published
     counts = [count for count, link in enumerate(pending, 1) if link.number <= merge_together or link.body.restored]
     return step_to(table, head, partition, low, pending[max(counts, default=1) - 1].number)
 
 
-def merges_one_by_one(head: Link[Manifest] | None, pending: Sequence[Link[LedgerEntry]]) -> bool:
-    """Whether no two of these batches may be merged at once, because each is judged by what the batches before it left."""
-    floors = [bucket.floor for bucket in head.body.buckets if bucket.floor] if head else []
-    return bool(floors) or any(link.body.retention is not None or link.body.full for link in pending)
+def merges_one_by_one(head: Link[Manifest] | None, pending: Sequence[Link[LedgerEntry]], partition: str) -> bool:
+    """Whether no two of these batches of a partition may be merged at once, because each is judged by what the batches before it
+    left."""
+    if head is not None and any(bucket.floor for bucket in head.body.buckets):
+        return True
+    entries = [link.body for link in pending]
+    return any(e.retention is not None or e.full or e.touched[partition].extract is not None for e in entries)
 
 
 def step_to(table: OpenTable, head: Link[Manifest] | None, partition: str, low: int, number: int) -> Step:
@@ -235,10 +238,7 @@ def _tasks(
         if not expires:
             return
         strategy = "delta"  # no row arrives, so its files stay
-    # Each bucket obeys the greatest floor of all buckets, so it does not matter how a partition is split.
-    floors = {b.floor for b in (step.head.body if step.head and step.work else step.base).buckets if b.floor}
-    if not step.work and any(extract.replaces for extract in full):
-        floors = set()
+    floors = _floors(table, step, counted)
     # A rebuild from landing refuses nothing: the rows that were refused are left out already.
     sources = tuple((link.body.batch_id, link.body.sources) for link in counted) if floors and not step.work else ()
     kept, folded = in_place("rewrite" if full else strategy, bucket, incoming, rule)
@@ -268,6 +268,22 @@ def _tasks(
             numbers=(step.base.merged, *(link.number for link in counted)),
         )
         yield replace(task, batches=tuple(tuple(_files_within(task, files)) for files in batches))
+
+
+def _floors(table: OpenTable, step: Step, counted: Sequence[Link[LedgerEntry]]) -> set[str]:
+    """The floors that hold in every bucket of the partition before the step, so it does not matter how it is split.
+
+    A partition without one has that of the full extract in whose scope it was before it existed. ``counted``: the batches of the
+    step that count.
+    """
+    replaced = any(link.body.full and link.body.full.replaces for link in counted)
+    stored = step.head.body if step.head and step.work else step.base
+    floors = {bucket.floor for bucket in stored.buckets if bucket.floor} if step.work or not replaced else set()
+    if floors or replaced or not counted:
+        return floors
+    extract = counted[0].body.touched[step.partition].extract
+    link = table.entry(extract) if extract is not None else None
+    return {link.body.full.order} if link is not None and link.body.full else set()
 
 
 def _files_within(of: Bucketed, files: Iterable[DataFile]) -> list[DataFile]:

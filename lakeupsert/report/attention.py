@@ -118,7 +118,7 @@ def _rows(name: str, data: "ReportData") -> Iterator[Finding]:
             why = f"The last ones came with batch {last.number}: {reasons}."
         yield Finding("warn", f"{count(data.status.quarantined, 'refused row')} in quarantine", why, commands=commands)
     if below := sum(n.refused_by_merges for n in counted):
-        why = "They have unknown keys, and are older than deletes that the table has forgotten (below_floor)."
+        why = "They have unknown keys, and are older than forgotten deletes or than a full extract (below_floor)."
         yield Finding("warn", f"{count(below, 'row')} refused by merges", why, commands=commands)
 
 

@@ -8,6 +8,8 @@ keys are compared with the stored row as usual. The greatest floor of a partitio
 A full extract deletes missing keys in the same way: their rows up to the extract's greatest order die, and that order becomes
 the floor. No tombstones are written for these keys. An extract that replaces what was before it deletes them whatever their
 order, and its own rows win against older ones. Its greatest order is then the only floor.
+
+The floor of an extract holds in its whole scope: a partition that comes later starts with it (`Touched.extract`).
 """
 
 import base64
@@ -124,10 +126,22 @@ def greatest_floor(floors: Sequence[str], rows: Rows, spec: TableSpec) -> str | 
     orders = pa.concat_tables([*known, rows.select(spec.order_by)]).cast(_schema(spec))
     if not orders.num_rows:
         return None
+    first = _greatest_first(orders, spec)[0].as_py()
+    return base64.b64encode(to_bytes(orders.slice(first, 1).combine_chunks())).decode()
+
+
+def rank_floors(floors: Sequence[str], spec: TableSpec) -> list[int]:
+    """The places of some floors in an order that begins with a greatest one."""
+    places = np.empty(len(floors), np.int64)
+    places[_greatest_first(pa.concat_tables([_orders(floor, spec) for floor in floors]), spec)] = range(len(floors))
+    found: list[int] = places.tolist()
+    return found
+
+
+def _greatest_first(orders: Rows, spec: TableSpec) -> pa.Array:
     columns = {f"o{i}": sortable(orders[name]) for i, name in enumerate(spec.order_by)}
     keys = [sort_key(name, ordering) for name, ordering in zip(columns, spec.ordering, strict=True)]
-    first = pc.sort_indices(pa.table(columns), sort_keys=keys)[0].as_py()
-    return base64.b64encode(to_bytes(orders.slice(first, 1).combine_chunks())).decode()
+    return pc.sort_indices(pa.table(columns), sort_keys=keys)
 
 
 def find_below(rows: Rows, floors: Sequence[str], spec: TableSpec) -> Mask:

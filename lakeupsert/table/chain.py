@@ -23,7 +23,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainErr
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table import metadata
 
-FORMAT = 3
+FORMAT = 4
 """The highest format version of a table's objects that this lakeupsert reads. It refuses a higher one."""
 PLAIN = 1
 """The format version of all objects, unless `format_of` returns another."""

@@ -23,7 +23,7 @@ from lakeupsert.table.manifest import Manifest, check_manifest
 from lakeupsert.table.snapshot import Snapshot, check_snapshot
 from lakeupsert.table.spec import TableSpec, check_spec
 
-REQUIRES, PIECES = 2, 3
+REQUIRES, PIECES, FLOORS = 2, 3, 4
 """The format versions of specs that require something, and of ledger entries with files in pieces."""
 HOME = "_lakeupsert"
 DATA = f"{HOME}/data"
@@ -77,14 +77,15 @@ class TableObjects:
             format_of=lambda spec: REQUIRES if spec.requires else PLAIN,
             parse=lambda spec: spec.schema,
         )
-        # Nor must it take a file in pieces for one Parquet file: of that it would read the last piece.
+        # Nor must it take a file in pieces for one Parquet file: of that it would read the last piece. Nor merge what a full
+        # extract refuses.
         self.ledger: Chain[LedgerEntry] = Chain(
             store,
             f"{HOME}/ledger",
             "ledger",
             LedgerEntry,
             check_entry,
-            format_of=lambda entry: PIECES if entry.has_pieces else PLAIN,
+            format_of=lambda entry: FLOORS if entry.has_floors else PIECES if entry.has_pieces else PLAIN,
         )
         self.snapshots: Chain[Snapshot] = Chain(store, f"{HOME}/snapshots", "snapshot", Snapshot, check_snapshot)
 

@@ -56,6 +56,8 @@ class Touched(msgspec.Struct, frozen=True, kw_only=True):
             to a row of another partition. Nobody reads these rows.
         moved: how many of them did not land: `append` wrote them for keys that moved from one partition to another.
         followed: how many of those are rows and deletes that followed a key. The others are deletes that moving keys left behind.
+        extract: the ledger number of a full extract whose scope has the partition, stored or not. Its order is the floor of the
+            partition as long as it has none of its own. None: there is no such extract.
         digest: of all these rows. None: not known, because these are adopted files that were not read yet.
         superseded_digest: of the rows that lost; None: not known.
     """
@@ -68,6 +70,7 @@ class Touched(msgspec.Struct, frozen=True, kw_only=True):
     superseded_digest: str | None = None
     moved: int = 0
     followed: int = 0
+    extract: int | None = None
 
     def as_adopted(self) -> BucketEntry:
         """The first bucket of a partition that starts with these files of batch 0, as another system wrote them."""
@@ -139,7 +142,9 @@ class FullExtract(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         scope: ``table``: it touches every partition of the table; ``partitions``: only those that its rows are in, and those
-            that differ from these in nothing but a hash.
+            that differ from these in nothing but a hash. Partitions of the scope that come later have its floor, too.
+        within: for scope ``partitions``, if there are partitions by hash: the names of its partitions without the hashes. Empty
+            in entries of an earlier lakeupsert.
         order: the greatest order of its rows (see `rows.floor`). Rows of missing keys are deleted up to that order.
         replaces: there, nothing of earlier batches counts any more, whatever its order (`full_extract` at its append).
     """
@@ -147,6 +152,7 @@ class FullExtract(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
     order: str
     replaces: bool = False
+    within: tuple[str, ...] = ()
 
 
 LONGEST_STATEMENT = 200
@@ -252,6 +258,10 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_pieces(self) -> bool:
         return any(file.pieces for touched in self.touched.values() for file in touched.files)
+
+    @property
+    def has_floors(self) -> bool:
+        return any(touched.extract is not None for touched in self.touched.values())
 
     @property
     def rows_appended(self) -> int:

@@ -39,7 +39,7 @@ import (
 )
 
 const (
-	greatestFormat = 3
+	greatestFormat = 4
 	vectorMagic    = 1681511377
 	blockBytes     = 16384
 )

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
+from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,12 @@ from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.engine.reports import Report
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline import append as append_module
+from lakeupsert.pipeline import full_extract
 from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.pipeline.worker import mark_failed
 from lakeupsert.report.nights import observe
-from lakeupsert.table import spec
+from lakeupsert.table import chain, spec
 from lakeupsert.table.manifest import Changes
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.rounds import TIMES
@@ -315,6 +318,72 @@ def test_extract_is_compared_with_what_was_published_while_its_rows_were_read(
         append(lake.opened, "local", full="partitions")
     assert refused.value.code == "full-extract-shrinks"
     assert len(lake.rows()) == 112
+
+
+def test_append_that_an_extract_overtakes_obeys_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake(tmp_path, landing_dates="%Y-%m-%d")
+    lake.land("2020-01-01/1.jsonl", [row(k, 0, 1) for k in "abcdef"])
+    lake.run()
+
+    class SlowHost(LocalHost):
+        def run(self, job: AppendJob, progress: Callable[[str], None] = lambda text: None) -> list[Report]:
+            monkeypatch.undo()
+            elsewhere = Table("t", lake.settings)
+            elsewhere.append(host="local", full="table", received=(date(2020, 1, 1), date(2020, 1, 1)))
+            elsewhere.close()
+            return super().run(job, progress)
+
+    lake.land("2020-01-01/full.jsonl", [row(k, 0, 9, 2) for k in "abcdef"])
+    lake.land("2020-01-02/late.jsonl", [row("a", 2, 5, 3), row("b", 2, 9, 3)])
+    monkeypatch.setattr(append_module, "host_by_name", lambda name: SlowHost())
+    append(lake.opened, "local", received=(date(2020, 1, 2), date(2020, 1, 2)))
+    lake.run()
+    assert keys(lake) == [*((k, 1, 2) for k in "abcdef"), ("b", 3, 3)]
+    assert quarantined(lake) == 1
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["now", "by an earlier version"])
+def test_floor_of_a_new_partition_costs_no_request_for_each_night(
+    earlier: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker reads one entry more than it reads anyway: that of the extract."""
+    lake = Lake(tmp_path, partition_by=("d", "bucket(64, k)"))
+    if earlier:  # whose extracts did not say of which dates they are
+        monkeypatch.setattr(full_extract, "FullExtract", partial(plain_extract, full_extract.FullExtract))
+    counts = []
+    for night in range(0, 40, 2):
+        lake.land(f"{night:02}.jsonl", [row("a", 0, 100 + night, night)])
+        lake.run(full="partitions")
+        lake.land(f"{night + 1:02}.jsonl", [row(f"late{night}", 0, 50)])
+        lake.table.append(host="local")
+        number, entry = lake.entries()[-1]
+        lake.reopen()
+        lake.points.seen.clear()
+        dedupe_partitions(lake.opened, ArrowEngine(), dict.fromkeys(entry.touched, number))
+        counts.append(len(lake.points.seen))
+        lake.table.publish()
+    assert keys(lake) == [("a", 1, 38)]
+    assert quarantined(lake) == 20
+    assert counts[-1] <= counts[1], counts
+    assert lake.table.objects.ledger.head().body.has_floors
+
+
+def plain_extract(made: Callable[..., Any], **given: Any) -> Any:
+    return made(**{**given, "within": ()})
+
+
+def test_earlier_lakeupsert_refuses_a_batch_with_floors(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.land("2.jsonl", [row(k, 0, 9) for k in "abcdef"])
+    lake.run(full="table", may_shrink=True)
+    lake.land("3.jsonl", [row("a", 0, 10)])
+    lake.run()
+    monkeypatch.setattr(chain, "FORMAT", 3)
+    lake.reopen()
+    assert lake.rows(), "readers of snapshots need no ledger"
+    lake.land("4.jsonl", [row("a", 2, 10)])
+    with pytest.raises(ConfigurationError) as refused:
+        lake.table.append(host="local")
+    assert refused.value.code == "newer-format"
 
 
 # ---------------------------------------------------------------- extracts that replace everything before them
@@ -610,21 +679,44 @@ class Day:
         self.deleted.pop(key, None)
 
 
+@dataclass
+class Days:
+    """Days, and the floor of those that have no record yet."""
+
+    days: dict[int, Day] = field(default_factory=dict)
+    floor: int = -1
+
+    def day(self, number: int) -> Day:
+        return self.days.setdefault(number, Day(floor=self.floor))
+
+
 class Nights:
-    """A lake, and what it should show, as some random nights leave both."""
+    """A lake, and what it should show, as some random nights leave both. A day is one partition, or one for each hash."""
 
     def __init__(self, root: Path, rng: random.Random) -> None:
         bucket, strategy = rng.choice(["2500B", "256MiB"]), rng.choice(["rewrite", "delta"])
-        self.lake, self.rng, self.night = Lake(root, bucket=bucket, strategy=strategy), rng, 0
-        self.days: dict[int, Day] = {}
-        self.published: dict[int, dict[int, Day]] = {}
+        by = rng.choice([("d",), ("d", "bucket(3, k)")])
+        self.lake, self.rng, self.night = (
+            Lake(root, bucket=bucket, strategy=strategy, partition_by=by, keep_snapshots=99),
+            rng,
+            0,
+        )
+        self.model = Days()
+        self.published: dict[int, Days] = {}
+        self.landed: dict[str, list[tuple[int, Came]]] = {}
+
+    @property
+    def days(self) -> dict[int, Day]:
+        return self.model.days
 
     def append(self) -> Counter[str]:
         rng, self.night = self.rng, self.night + 1
+        days = min(4, 1 + self.night // 2)  # later ones come into being after extracts
         records = [
-            (rng.randint(0, 1), (rng.choice("abcd"), rng.randint(0, 9), self.night, rng.choice([None, None, "D"])))
+            (rng.randrange(days), (rng.choice("abcd"), rng.randint(0, 9), self.night, rng.choice([None, None, "D"])))
             for _ in range(rng.randint(1, 6))
         ]
+        self.landed[f"{self.night:03}.jsonl"] = records
         self.lake.land(f"{self.night:03}.jsonl", [row(k, day, ts, v, op=op) for day, (k, ts, v, op) in records])
         scope, replaces = rng.choice([None, None, "table", "partitions"]), rng.random() < 0.5
         self.lake.mend(lambda row: False, full_extract="replace" if replaces else "merge")
@@ -634,17 +726,22 @@ class Nights:
         changed: Counter[str] = Counter()
         for day in touched:
             came = [record for of, record in records if of == day]
-            changed += self.days.setdefault(day, Day()).take(came, extract, replaces=replaces and scope is not None)
+            changed += self.model.day(day).take(came, extract, replaces=replaces and scope is not None)
+        if scope == "table" and extract is not None:
+            self.model.floor = extract if replaces else max(self.model.floor, extract)
         return changed
 
     def publish(self) -> None:
-        self.lake.run()
-        assert keys(self.lake) == [
+        wanted = [
             (key, day + 1, value)
             for day in sorted(self.days)
             for key, (_, value) in sorted(self.days[day].rows.items())
         ]
-        self.published[self.lake.table.snapshots()[0].number] = deepcopy(self.days)
+        if self.rng.random() < 0.3:
+            assert sorted(((r["k"], r["d"].day, r["v"]) for r in self.lake.rows("latest")), key=by_day) == wanted
+        self.lake.run()
+        assert sorted(keys(self.lake), key=by_day) == wanted
+        self.published[self.lake.table.snapshots()[0].number] = deepcopy(self.model)
 
     def change(self) -> None:
         key, deletes = self.rng.choice("abcd"), self.rng.random() < 0.5
@@ -659,9 +756,24 @@ class Nights:
     def restore(self) -> None:
         number = self.rng.choice(list(self.published))
         self.lake.table.restore(number, dry=False)
-        before = deepcopy(self.published[number])
-        self.days = {day: before.get(day, Day()) for day in self.days}  # a partition stays, without rows
+        self.model = deepcopy(self.published[number])
         self.publish()
+
+    def again(self) -> None:
+        """Take the files of withdrawn batches as one, if none of them was an extract."""
+        try:
+            done = self.lake.table.append(host="local", again=True)
+        except RefusedError as refused:
+            assert refused.code == "full-extract-incomplete"
+            return
+        came = [record for file in done.entry.files for record in self.landed[file.path]] if done else []
+        for day in {day for day, _ in came}:
+            self.model.day(day).take([record for of, record in came if of == day])
+        self.publish()
+
+
+def by_day(key: tuple[str, int, int]) -> tuple[int, str]:
+    return key[1], key[0]
 
 
 @pytest.mark.usefixtures("tiny_files_split")
@@ -678,11 +790,15 @@ def test_random_nights_with_extracts_of_both_kinds_are_a_dict(seed: int, tmp_pat
             assert changes(nights.lake) == Changes(**changed)
         if nights.rng.random() < 0.3:
             nights.change()
-        match nights.rng.randint(0, 9):
+        match nights.rng.randint(0, 10):
             case 0 | 1:
                 nights.restore()
             case 2:
                 nights.lake.table.compact(full=True)
+                nights.lake.table.vacuum(dry=False)
+            case 5:
+                nights.restore()
+                nights.again()
             case 3 | 4:
                 nights.lake.table.reprocess(source="landing", host="local")
         nights.publish()
