@@ -51,6 +51,8 @@ Format = Literal["auto", "parquet", "csv", "delimited", "jsonl", "avro", "orc"]
 
 
 DecimalSeparator = Literal[".", ","]
+TEXT_FORMATS = ("postgresql", "mysql", "hive")
+"""The values of `read.escape` that are no character: whose text format the files have."""
 
 
 class DialectSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -65,8 +67,11 @@ class ReadSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     delimiter: str = ","
     """For CSV one ASCII character, for delimited text a regular expression."""
-    quote: str = '"'
-    """For CSV. Empty: no character quotes."""
+    quote: str | None = None
+    """For CSV. Empty: no character quotes. Default: double quotes; none in a text format that `escape` names."""
+    escape: str = ""
+    """For CSV. A character before quotes and before itself within quotes, as Spark writes it; or ``postgresql`` (COPY),
+    ``mysql`` (LOAD DATA, OUTFILE) or ``hive``: the escapes of their text formats, by a backslash. There ``\\N`` is null."""
     header: bool | None = None
     """Whether the first record names the columns. Default: yes for CSV, no for delimited text."""
     columns: tuple[str, ...] = ()
@@ -96,6 +101,12 @@ class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def has_header(self) -> bool:
         return self.format != "delimited" if self.header is None else self.header
+
+    @property
+    def quote_sign(self) -> str:
+        """`quote`, or its default; empty if no character quotes."""
+        default = "" if self.escape in TEXT_FORMATS else '"'
+        return default if self.quote is None else self.quote
 
     @property
     def null_words(self) -> tuple[str, ...]:
@@ -997,6 +1008,7 @@ def _check_replacing(settings: TableSettings, refuse: _Refusal) -> None:
 _MEANT_FOR: dict[str, tuple[Format, ...]] = {
     "delimiter": ("csv", "delimited"),
     "quote": ("csv",),
+    "escape": ("csv",),
     "header": ("csv", "delimited"),
     "columns": ("csv", "delimited"),
     "encoding": ("csv", "delimited", "jsonl"),
@@ -1033,6 +1045,8 @@ def _check_read(reading: Reading, refuse: _Refusal) -> None:
         refuse("read.delimiter", reading.delimiter, 'expected one ASCII character; for others use format = "delimited"')
     if reading.quote and (not _is_sign(reading.quote) or reading.quote == reading.delimiter):
         refuse("read.quote", reading.quote, 'expected one ASCII character other than the delimiter, or "" for none')
+    if reading.escape:
+        _check_escape(reading, refuse)
     if reading.columns and reading.has_header:
         refuse("read.columns", list(reading.columns), "the header already names the columns; set header = false")
     names = {name.lower() for name in reading.columns}
@@ -1063,13 +1077,34 @@ def _check_read(reading: Reading, refuse: _Refusal) -> None:
         )
 
 
+def _check_escape(reading: Reading, refuse: _Refusal) -> None:
+    escape, others = (
+        reading.escape,
+        {reading.delimiter, *(one.delimiter for one in reading.dialects), reading.quote_sign},
+    )
+    if escape in TEXT_FORMATS:
+        if "\\" in others:
+            refuse("read.escape", escape, "a backslash escapes there, so it can't be the delimiter or the quote")
+        if escape != "mysql" and reading.quote:
+            refuse("read.quote", reading.quote, f"no character quotes in the text format of {escape}; leave it out")
+        if "\\N" in reading.null_words:
+            refuse("read.null", reading.null, f"with escape = {escape!r}, \\N is null anyway; leave it out")
+    elif not _is_sign(escape) or escape in others:
+        expected = "expected one ASCII character other than the delimiter and the quote, or the text format of"
+        refuse("read.escape", escape, f"{expected} {', '.join(TEXT_FORMATS[:-1])} or {TEXT_FORMATS[-1]}")
+    elif not reading.quote_sign:
+        refuse(
+            "read.escape", escape, f"it escapes quotes, but `quote` is empty; expected one of {', '.join(TEXT_FORMATS)}"
+        )
+
+
 def _check_separators(reading: Reading, refuse: _Refusal) -> None:
     """The separators of fields and of decimals, in all dialects."""
     dialects = [DialectSettings(delimiter=reading.delimiter, decimal_separator=reading.decimal_separator)]
     if reading.format != "delimited":
         dialects += reading.dialects
     for one in reading.dialects:
-        if not _is_sign(one.delimiter) or one.delimiter == reading.quote:
+        if not _is_sign(one.delimiter) or one.delimiter == reading.quote_sign:
             refuse("read.dialects", one.delimiter, "expected one ASCII character other than the quote as delimiter")
     delimiters = [one.delimiter for one in dialects]
     if len(set(delimiters)) < len(delimiters):

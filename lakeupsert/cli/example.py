@@ -54,6 +54,7 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # [tables.sales.read]              # optional: how the bytes of landing files become rows (docs/FORMATS.md)
 # delimiter = ","                  # CSV: one character; format "delimited": a regular expression
 # quote     = '"'                  # CSV only; "" for none
+# escape    = '\\'                 # CSV only: before quotes in quotes, as Spark writes it; or "postgresql", "mysql", "hive"
 # header    = true                 # false by default with format "delimited"
 # columns   = []                   # names if there is no header, for example ["id", "price"]; by default _c0, _c1, ...
 # encoding  = "utf-8"              # or any other that Python has, for example "latin-1"

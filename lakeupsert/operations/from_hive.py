@@ -162,10 +162,13 @@ class _Move:
             raise self.source.error("no-counterpart", self.landed.line, why)
         default = "\x01" if kind == "text" else ","
         yield Setting("read.delimiter", given or default, f"the fields of {of}" if given else "Hive's own")
-        if kind == "text":
+        escaped = kind == "text" and self.landed.escaped
+        if escaped:
+            yield Setting("read.escape", "hive", f"ESCAPED BY of {of}")
+        elif kind == "text":
             yield Setting("read.quote", "", "Hive's text knows no quotes")
         null = self.landed.null if self.landed.null is not None else ("\\N" if kind == "text" else "")
-        if null:
+        if null and not (escaped and null == "\\N"):
             yield Setting("read.null", null, f"NULL DEFINED AS of {of}" if self.landed.null else "Hive's own")
         yield from self._header(of)
 

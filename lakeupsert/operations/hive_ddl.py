@@ -69,6 +69,7 @@ class HiveTable:
     kind: str = "text"
     delimiter: str | None = None
     null: str | None = None
+    escaped: bool = False
     location: Text | None = None
     leftovers: list[Leftover] = field(default_factory=list)
 
@@ -310,6 +311,9 @@ class _Reader:
         self.made.delimiter, self.made.null = texts.pop("fields", None), texts.pop("null", None)
         if texts.get("lines") == "\n":
             del texts["lines"]
+        self.made.escaped = texts.get("escaped") == "\\"
+        if self.made.escaped:
+            del texts["escaped"]
         clauses = {
             "escaped": "ESCAPED BY",
             "collection_items": "COLLECTION ITEMS TERMINATED BY",
@@ -325,5 +329,7 @@ class _Reader:
             self.made.delimiter = value
         elif name == _SERDE_NULL:
             self.made.null = value
+        elif name == "escape.delim" and value == "\\":
+            self.made.escaped = True
         elif name != "serialization.format":  # what Hive writes beside field.delim, with the same value
             self._leave(f"SERDEPROPERTIES {name}", repr(value), self._line_of(name), "no setting is like it")

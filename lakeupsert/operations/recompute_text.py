@@ -22,12 +22,14 @@ from msgspec.structs import asdict, replace
 from lakeupsert.config import Reading
 from lakeupsert.landing.files import format_of
 from lakeupsert.landing.formats.envelopes import UNWRAP
+from lakeupsert.landing.formats.escapes import LETTERS
 from lakeupsert.landing.formats.unpacked import UNDECODABLE, compression_of, is_utf8
 
 _MARKED = "\ue000{}\ue000"
 """Marks a JSON number as it was written: as a Python float it would lose digits, also within lists and objects."""
 
 
+_CODE = re.compile(r"\\(?:x([0-9A-Fa-f]{1,2})|([0-7]{1,3}))")
 _PIECES = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{},]|[^"\[\]{},]+')
 """The pieces of a line of JSON: strings, the signs around and between values, and what is between these."""
 
@@ -118,12 +120,14 @@ class _Lines:
 
 
 def _csv_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
+    if reading.escape:
+        return _rows(iter(_Escaped(lines, reading)), refused, reading)
     return _rows(_csv_records(lines, _csv_reader(lines, reading)), refused, reading)
 
 
 def _csv_reader(lines: Iterator[str], reading: Reading) -> Iterator[list[str]]:
-    if reading.quote:
-        return csv.reader(lines, delimiter=reading.delimiter, quotechar=reading.quote)
+    if reading.quote_sign:
+        return csv.reader(lines, delimiter=reading.delimiter, quotechar=reading.quote_sign)
     return csv.reader(lines, delimiter=reading.delimiter, quoting=csv.QUOTE_NONE)
 
 
@@ -141,6 +145,74 @@ def _csv_records(lines: _Lines, records: Iterator[list[str]]) -> Iterator[tuple[
             yield begin, fields
 
 
+class _Escaped:
+    """The records of text with escapes, character by character: Python's own reader has other rules for them."""
+
+    def __init__(self, lines: _Lines, reading: Reading) -> None:
+        self._lines = lines
+        self._quote, self._delimiter = reading.quote_sign, reading.delimiter
+        letters = LETTERS.get(reading.escape)
+        self._letters = (
+            None if letters is None else {letter.decode(): sign.decode() for letter, sign in letters.items()}
+        )
+        self._sign = "\\" if letters is not None else reading.escape
+        self._codes, self._lf_only = reading.escape == "postgresql", reading.escape == "mysql"
+        self._text, self._at = "", 0
+
+    def __iter__(self) -> Iterator[tuple[int, list[str | None]]]:
+        while self._lines.peek():
+            begin, self._text, self._at = self._lines.place, next(self._lines), 0
+            fields = [self._field()]
+            while self._take(self._delimiter):
+                fields.append(self._field())
+            yield begin, fields
+
+    def _next(self) -> str:
+        """The next characters of the record, five at most; none at the end of the file."""
+        if self._at >= len(self._text):
+            self._text += next(self._lines, "")
+        return self._text[self._at : self._at + 5]
+
+    def _take(self, text: str) -> bool:
+        found = bool(text) and self._next().startswith(text)
+        self._at += len(text) if found else 0
+        return found
+
+    def _field(self) -> str | None:
+        start, value, quoted = self._at, "", self._take(self._quote)
+        while not self._is_end(quoted=quoted):
+            value += self._one(quoted=quoted)
+        raw = self._text[start : self._at].removeprefix(self._quote if quoted else "")
+        if quoted:
+            self._take(self._quote)
+        if self._letters is not None and raw == "\\N":
+            return None
+        return value.encode(errors="surrogateescape").decode(errors="surrogateescape")
+
+    def _is_end(self, *, quoted: bool) -> bool:
+        found = self._next()
+        if quoted:
+            return not found or (found[0] == self._quote and found[:2] != self._quote * 2)
+        is_line_end = found[:1] == "\n" or found[:2] == "\r\n" or (found[:1] == "\r" and not self._lf_only)
+        return not found or is_line_end or found[0] == self._delimiter
+
+    def _one(self, *, quoted: bool) -> str:
+        found = self._next()
+        if quoted and self._take(self._quote * 2):
+            return self._quote
+        if found[0] == self._sign and (
+            self._letters is not None or (quoted and found[1:2] in (self._quote, self._sign))
+        ):
+            code = _CODE.match(found) if self._codes else None
+            self._at += code.end() if code else 2
+            if code:
+                byte = int(code[1], 16) if code[1] else int(code[2], 8) & 0xFF
+                return bytes([byte]).decode(errors="surrogateescape")
+            return (self._letters or {}).get(found[1:2], found[1:2])
+        self._at += 1
+        return found[0]
+
+
 def _delimited_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
     return _rows(_delimited_records(lines, reading.delimiter), refused, reading)
 
@@ -154,18 +226,22 @@ def _delimited_records(lines: _Lines, delimiter: str) -> Iterator[tuple[int, lis
 
 
 def _rows(
-    records: Iterator[tuple[int, list[str]]], refused: frozenset[int], reading: Reading
+    records: Iterator[tuple[int, Sequence[str | None]]], refused: frozenset[int], reading: Reading
 ) -> Iterator[dict[str, str | None]]:
     """Records as fields by name; empty text, and the text of `null`, is null."""
     null = dict.fromkeys(("", *reading.null_words))
     names: Sequence[str] = ()
     for begin, fields in records:
         if not names:
-            names = fields if reading.has_header else reading.columns or [f"_c{i}" for i in range(len(fields))]
+            names = (
+                [name or "" for name in fields]
+                if reading.has_header
+                else reading.columns or [f"_c{i}" for i in range(len(fields))]
+            )
             if reading.has_header:
                 continue
         if begin not in refused:
-            yield {name: null.get(value, value) for name, value in zip(names, fields, strict=True)}
+            yield {name: null.get(value or "", value) for name, value in zip(names, fields, strict=True)}
 
 
 def _json_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:

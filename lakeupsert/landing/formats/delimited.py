@@ -40,6 +40,9 @@ class _Delimited:
     def count(self, record: bytes) -> int:
         return len(self._fields(record.decode(errors="replace")))
 
+    def flaws(self, data: bytes, starts: Indices, ends: Indices) -> dict[int, str]:
+        return {}
+
     def split(self, text: bytes, names: Sequence[str], wanted: Sequence[str]) -> Fields:
         lines = text.splitlines()
         null: dict[str, None] = dict.fromkeys(("", *self.reading.null_words))

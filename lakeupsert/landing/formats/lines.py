@@ -50,3 +50,11 @@ class TextLines:
         """The part without ``begin``, its first bytes."""
         used = len(begin.text)
         return TextLines(self.first + begin.count, self.offset + used, self.text[used:])
+
+
+def is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -28,8 +28,9 @@ from lakeupsert.landing.formats.blocks import (
     select_names,
 )
 from lakeupsert.landing.formats.dominant import DominantType
+from lakeupsert.landing.formats.escapes import without_line_end
 from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type, unify, with_points
-from lakeupsert.landing.formats.lines import TextLines
+from lakeupsert.landing.formats.lines import TextLines, is_utf8
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.table.evolution import describe_separator
 
@@ -72,8 +73,11 @@ class Dialect(Protocol):
     def count(self, record: bytes) -> int:
         """The number of fields in a record, whatever they hold."""
 
+    def flaws(self, data: bytes, starts: Indices, ends: Indices) -> dict[int, str]:
+        """Why some of the records, bytes ``starts[i]`` to ``ends[i]`` of ``data``, can't be cut into fields: by their index."""
+
     def split(self, text: bytes, names: Sequence[str], wanted: Sequence[str]) -> Fields:
-        """Cut whole records into the ``wanted`` columns of ``names``."""
+        """Cut whole records without `flaws` into the ``wanted`` columns of ``names``."""
 
 
 ChooseDialect = Callable[[Reading, bytes], tuple[Dialect, int]]
@@ -101,7 +105,7 @@ class _Records:
         return self.part.offset
 
     def text(self, i: int) -> bytes:
-        return self.data[self.starts[i] : self.ends[i]].rstrip(b"\r\n")
+        return without_line_end(self.data[self.starts[i] : self.ends[i]])
 
 
 def schema_of(
@@ -199,9 +203,12 @@ def _block(
     if piece.unclosed:
         refused.append((len(is_row) - 1, "A quote is opened and never closed."))
     text = piece.data[piece.starts[0] :]
-    if not text.isascii() and not _is_utf8(text):
+    if not text.isascii() and not is_utf8(text):
         what = f"Not {reading.encoding.upper()}."
-        refused += [(i, what) for i in np.flatnonzero(is_row).tolist() if not _is_utf8(piece.text(i))]
+        refused += [(i, what) for i in np.flatnonzero(is_row).tolist() if not is_utf8(piece.text(i))]
+    known = {i for i, _ in refused}
+    flaws = dialect.flaws(piece.data, piece.starts, piece.ends)
+    refused += [(i, what) for i, what in flaws.items() if is_row[i] and i not in known]
     is_row[[i for i, _ in refused]] = False
     records = np.flatnonzero(is_row)
     if not is_row.all():
@@ -269,11 +276,3 @@ def _blank(piece: _Records) -> Mask:
     first = np.frombuffer(piece.data, np.uint8)[piece.starts]
     blank: Mask = (first == _LF) | (first == _CR)
     return blank
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
