@@ -113,7 +113,7 @@ def read_rows(
     """
     try:
         kind = kind_of(file, reading)
-        with open_landed(store, file.path, file.etag) as source:
+        with open_landed(store, file.path, file.listed) as source:
             hashed = None if sha256 is None else hashed_source(source, file, kind, sha256)
             contents = Reader.of(hashed or source, file, kind, reading).blocks(required_columns(rules.spec))
             new: set[str] = set()
@@ -129,14 +129,14 @@ def read_rows(
                         )
                     yield rows
         if sha256 is not None and hashed is None:
-            hash_object(store, file.path, file.etag, sha256)
+            hash_object(store, file.path, file.listed, sha256)
     except NotFoundError as e:
         raise ChangedFileError(file.path) from e
     except UnreadableFileError:
-        check_unchanged(store, file.path, file.etag)
+        check_unchanged(store, file.listed)
         raise
     if not store.pinned:
-        check_unchanged(store, file.path, file.etag)
+        check_unchanged(store, file.listed)
 
 
 def receipt_stamp(rules: RowRules) -> pa.Array:

@@ -40,7 +40,7 @@ from lakeupsert.landing.formats.records import ChooseDialect
 from lakeupsert.landing.formats.unpacked import ReadAhead, is_plain, is_utf16, open_text, without_compression
 from lakeupsert.landing.partitions import derived_columns, partition_names, partition_sources
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.storage import DamagedObjectError, NotFoundError, ObjectReader
+from lakeupsert.storage import DamagedObjectError, NotFoundError, ObjectInfo, ObjectReader, open_listed
 from lakeupsert.table.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -124,10 +124,11 @@ def format_of(path: str, configured: str) -> str | None:
 
 
 @contextmanager
-def open_landed(store: ObjectReader, path: str, etag: str | None = None) -> Iterator[pa.NativeFile]:
-    """A landing file, as `ObjectReader.open` opens it. Raises DamagedFileError if it is a damaged member of an archive."""
+def open_landed(store: ObjectReader, path: str, listed: ObjectInfo | None = None) -> Iterator[pa.NativeFile]:
+    """A landing file, as `open_listed` opens it (None: as it is now). Raises DamagedFileError if it is a damaged member of an
+    archive."""
     try:
-        with store.open(path, etag) as source:
+        with store.open(path) if listed is None else open_listed(store, listed) as source:
             yield source
     except DamagedObjectError as e:
         raise DamagedFileError.because(path, str(e)) from e
@@ -148,7 +149,7 @@ def survey(
     """
     try:
         kind = kind_of(file, reading)
-        with open_landed(store, file.path, file.etag) as source:
+        with open_landed(store, file.path, file.listed) as source:
             if kind == "parquet":
                 schema, footer = parquetfile.schema_of(source, file)
                 columns = _columns_in_table(Columns(schema), file.path, reading, known)
@@ -162,7 +163,7 @@ def survey(
         return Survey(file.path, changed=True)
     except UnreadableFileError as e:
         # A file that is still being written is not damaged: as unreadable it would be set aside for good.
-        unchanged = _is_unchanged(store, file.path, file.etag)
+        unchanged = store.head(file.path) == file.listed
         damaged = isinstance(e, DamagedFileError)
         return Survey(file.path, unreadable=e.reason, damaged=damaged) if unchanged else Survey(file.path, changed=True)
 
@@ -410,7 +411,7 @@ def preview(store: ObjectReader, file: LandingInput, reading: Reading, spec: Tab
     share = 1.0
     try:
         kind = kind_of(file, reading)
-        with open_landed(store, file.path, file.etag) as source:
+        with open_landed(store, file.path, file.listed) as source:
             sampled = kind not in _SEEKABLE and file.size > size
             pieces = None
             if sampled and kind in _TEXT and is_plain(file.path, reading.encoding):
@@ -500,39 +501,34 @@ def hashed_source(source: pa.NativeFile, file: LandingInput, kind: str, sha256: 
     return in_memory
 
 
-def content_hash(store: ObjectReader, path: str, etag: str | None = None) -> str:
+def content_hash(store: ObjectReader, path: str, listed: ObjectInfo | None = None) -> str:
     """SHA-256 of a whole object, in hexadecimal digits. Empty if the store can't give its bytes.
 
-    Raises ChangedFileError if the object was deleted, or may have been replaced since it had ``etag``.
+    Raises ChangedFileError if the object was deleted, or may have been replaced since it was ``listed``.
     """
     sha256 = hashlib.sha256()
     try:
-        hash_object(store, path, etag, sha256)
+        hash_object(store, path, listed, sha256)
     except NotFoundError as e:
         raise ChangedFileError(path) from e
     except DamagedFileError:
         return ""
-    if etag is not None and not store.pinned:
-        check_unchanged(store, path, etag)
+    if listed is not None and not store.pinned:
+        check_unchanged(store, listed)
     return sha256.hexdigest()
 
 
-def hash_object(store: ObjectReader, path: str, etag: str | None, sha256: "Hash") -> None:
+def hash_object(store: ObjectReader, path: str, listed: ObjectInfo | None, sha256: "Hash") -> None:
     """Update ``sha256`` with the content of a whole object. Raises what `open_landed` does."""
-    with open_landed(store, path, etag) as source:
+    with open_landed(store, path, listed) as source:
         while read := source.read(blocks.BLOCK_BYTES):
             sha256.update(read)
 
 
-def _is_unchanged(store: ObjectReader, path: str, etag: str) -> bool:
-    now = store.head(path)
-    return now is not None and now.etag == etag
-
-
-def check_unchanged(store: ObjectReader, path: str, etag: str) -> None:
-    """Raise ChangedFileError if the object was deleted or replaced since it had ``etag``."""
-    if not _is_unchanged(store, path, etag):
-        raise ChangedFileError(path)
+def check_unchanged(store: ObjectReader, listed: ObjectInfo) -> None:
+    """Raise ChangedFileError if the object was deleted or replaced since it was ``listed``."""
+    if store.head(listed.name) != listed:
+        raise ChangedFileError(listed.name)
 
 
 def required_columns(spec: TableSpec) -> frozenset[str]:

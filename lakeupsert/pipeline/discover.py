@@ -358,7 +358,7 @@ def _read_content(table: OpenTable, found: ObjectInfo) -> SeenFile | None:
     """The file with the hash of its content, which is empty if the store can't give its bytes; None if it has changed since it
     was listed: the next batch takes it."""
     with suppress(ChangedFileError):
-        content = content_hash(table.landing, found.name, found.etag)
+        content = content_hash(table.landing, found.name, found)
         return SeenFile(path=found.name, size=found.size, etag=found.etag, sha256=content)
     return None
 

@@ -16,6 +16,7 @@ from lakeupsert.storage.base import (
     Requests,
     StoreUnavailableError,
     UnknownOutcomeError,
+    open_listed,
 )
 from lakeupsert.storage.local import SCRATCH, LocalStore
 
@@ -32,6 +33,7 @@ __all__ = [
     "UnknownOutcomeError",
     "can_commit",
     "open_landing",
+    "open_listed",
     "open_store",
 ]
 

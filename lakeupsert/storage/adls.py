@@ -42,6 +42,7 @@ from lakeupsert.storage.base import (
     Requests,
     StoreUnavailableError,
     UnknownOutcomeError,
+    not_as_listed,
     parts_of,
 )
 from lakeupsert.storage.remote import (
@@ -165,11 +166,14 @@ class AdlsStore:
             info = self.head(name)
             if info is None or etag not in (None, info.etag):
                 raise NotFoundError(name)
+            if info.size:
+                raise not_as_listed(self, info, "opened, it is empty")
 
         def read(start: int, end: int) -> bytes:
             return self._read(name, start, end - start, first.etag).data
 
-        return pa.PythonFile(RangeReader(read, first.size, first.data, 0), "r")
+        opened = ObjectInfo(name, first.size, first.etag, 0.0)
+        return pa.PythonFile(RangeReader(self, opened, read, first.data), "r")
 
     # -- how
 

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import pyarrow as pa
 
-from lakeupsert.errors import TryAgainError
+from lakeupsert.errors import ConfigurationError, TryAgainError
 
 SIZE_ONLY = "size {}"
 """The etag of an object of which its store says nothing else."""
@@ -131,6 +131,33 @@ class ObjectReader(Protocol):
         Raises NotFoundError if there is no such object, or if its etag is not the one given. A `pinned` store also raises it
         during reads, once the object is replaced. DamagedObjectError, also during reads, only comes from a landing zone.
         """
+
+
+def open_listed(store: ObjectReader, listed: ObjectInfo) -> pa.NativeFile:
+    """Open an object as `ObjectReader.open` does, if its size is the listed one. Raises what `not_as_listed` returns."""
+    source = store.open(listed.name, listed.etag)
+    size = source.size()
+    if size != listed.size:
+        source.close()
+        raise not_as_listed(store, listed, f"opened, it has {size:,} bytes")
+    return source
+
+
+def not_as_listed(store: ObjectReader, listed: ObjectInfo, found: str) -> Exception:
+    """The error for an object whose bytes are not those that ``listed`` says: NotFoundError if it was replaced since.
+
+    If it was not, the store contradicts itself, and rows of a file would be lost silently.
+    """
+    now = store.head(listed.name)
+    if now is None or (now.size, now.etag) != (listed.size, listed.etag):
+        return NotFoundError(listed.name)
+    return ConfigurationError(
+        "store-contradicts-itself",
+        f"{store.uri(listed.name)}: the store says that it has {listed.size:,} bytes and did not change; {found}. Its rows "
+        "would be lost. Earlier commits are untouched.",
+        next="use another server or file system, or copy the files to one; a server that unpacks what it sends "
+        "(Content-Encoding) must be told not to",
+    )
 
 
 class ObjectStore(ObjectReader, Protocol):

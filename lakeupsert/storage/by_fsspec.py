@@ -117,7 +117,7 @@ class FsspecStore:
         there = self._look("get", name)
         if there is None or etag not in (None, there.etag):
             raise NotFoundError(name)
-        return pa.PythonFile(RangeReader(partial(self._read, name), there.size, b"", 0), "r")
+        return pa.PythonFile(RangeReader(self, there, partial(self._read, name)), "r")
 
     # -- how
 

@@ -12,7 +12,7 @@ import tarfile
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
@@ -30,7 +30,7 @@ from fsspec.implementations.cached import CachingFileSystem
 from fsspec.registry import available_protocols, get_filesystem_class
 
 from lakeupsert.errors import ConfigurationError, LakeupsertError
-from lakeupsert.storage.base import Call, DamagedObjectError, NotFoundError, ObjectInfo, Requests
+from lakeupsert.storage.base import Call, DamagedObjectError, NotFoundError, ObjectInfo, Requests, not_as_listed
 from lakeupsert.storage.by_fsspec import failure, info_of
 from lakeupsert.storage.remote import PART_BYTES, UNTOUCHED, RangeReader
 
@@ -106,12 +106,12 @@ class FsspecReader:
         with self._request("get", name) as fs:
             file = fs.open(self._path(name), "rb")
             if info.size > PART_BYTES:
-                return pa.PythonFile(_OpenFile(fs, file, partial(self._read, file, name), info.size), "r")
+                return pa.PythonFile(_OpenFile(self, fs, file, info), "r")
             # At once: some servers of HTTP know no ranges, and a compressed archive is read from its beginning for each.
             with file:
                 data = file.read()
         if len(data) != info.size:
-            raise NotFoundError(name)
+            raise not_as_listed(self, info, f"read, it has {len(data):,}")
         return pa.BufferReader(data)
 
     # -- how
@@ -184,8 +184,8 @@ class FsspecReader:
 
 
 class _OpenFile(RangeReader):
-    def __init__(self, fs: AbstractFileSystem, file: BinaryIO, read: Callable[[int, int], bytes], size: int) -> None:
-        super().__init__(read, size, b"", 0)
+    def __init__(self, reader: FsspecReader, fs: AbstractFileSystem, file: BinaryIO, info: ObjectInfo) -> None:
+        super().__init__(reader, info, partial(reader._read, file, info.name))
         self._fs = fs  # an archive closes with it
         self._file = file
 

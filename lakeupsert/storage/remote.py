@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.storage.base import StoreUnavailableError
+from lakeupsert.storage.base import ObjectInfo, ObjectReader, StoreUnavailableError, not_as_listed
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -189,10 +189,17 @@ class RangeReader(PlacedReader):
     group at once, and the text readers read a block. Arrow makes one call at a time.
     """
 
-    def __init__(self, read: Callable[[int, int], bytes], size: int, held: bytes, held_at: int) -> None:
+    def __init__(
+        self,
+        store: ObjectReader,
+        opened: ObjectInfo,
+        read: Callable[[int, int], bytes],
+        held: bytes = b"",
+        held_at: int = 0,
+    ) -> None:
         """``read`` fetches the bytes from one position up to another. ``held``: bytes already fetched, from ``held_at`` on."""
-        super().__init__(size)
-        self._read = read
+        super().__init__(opened.size)
+        self._store, self._opened, self._fetch = store, opened, read
         self._held, self._begin, self._end = memoryview(held), held_at, held_at + len(held)
 
     def read(self, size: int = -1) -> bytes | memoryview:
@@ -201,6 +208,7 @@ class RangeReader(PlacedReader):
         before, after = min(end, self._begin), max(start, self._end)
         if start >= before and after >= end:
             return held
+        # Every range is within the object, so another number of bytes is not its content.
         return b"".join(
             (
                 self._read(start, before) if start < before else b"",
@@ -208,6 +216,13 @@ class RangeReader(PlacedReader):
                 self._read(after, end) if after < end else b"",
             )
         )
+
+    def _read(self, start: int, end: int) -> bytes:
+        data = self._fetch(start, end)
+        if len(data) != end - start:
+            what = f"for the {end - start:,} bytes from byte {start:,} on it gave {len(data):,}"
+            raise not_as_listed(self._store, self._opened, what)
+        return data
 
 
 class Parts(Protocol):

@@ -35,6 +35,7 @@ from lakeupsert.storage.base import (
     Requests,
     StoreUnavailableError,
     UnknownOutcomeError,
+    not_as_listed,
     parts_of,
 )
 from lakeupsert.storage.remote import (
@@ -69,6 +70,8 @@ _GRANTS = {
     "delete_objects": "s3:DeleteObject",
     "abort_multipart_upload": "s3:AbortMultipartUpload",
 }  # all others: s3:PutObject
+_PROOFS = {"list_objects_v2": "IsTruncated", "put_object": "ETag", "get_object": "ETag", "head_object": "ETag"}
+"""What S3's answers to these have, and those of a web server or a proxy do not."""
 _CREDENTIALS = {
     "ExpiredToken",
     "ExpiredTokenException",
@@ -128,7 +131,10 @@ class S3Store:
     def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
         parts_of(name)  # may come from a message; `open` also reads landing files, with keys like a//b
         wanted = None if part is None else f"bytes={part[0]}-{part[0] + part[1] - 1}"
-        return self._read(name, wanted).data
+        try:
+            return self._read(name, wanted).data
+        except _RangeError:
+            return b""
 
     def head(self, name: str) -> ObjectInfo | None:
         try:
@@ -179,12 +185,19 @@ class S3Store:
                 pause(attempt)
 
     def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
-        tail = self._read(name, f"bytes=-{TAIL_BYTES}", etag)
+        try:
+            tail = self._read(name, f"bytes=-{TAIL_BYTES}", etag)
+        except _RangeError:
+            tail = self._read_without_range(name, etag)
 
         def read(start: int, end: int) -> bytes:
-            return self._read(name, f"bytes={start}-{end - 1}", tail.etag).data
+            try:
+                return self._read(name, f"bytes={start}-{end - 1}", tail.etag).data
+            except _RangeError:
+                return b""
 
-        return pa.PythonFile(RangeReader(read, tail.size, tail.data, tail.size - len(tail.data)), "r")
+        opened = ObjectInfo(name, tail.size, tail.etag, 0.0)
+        return pa.PythonFile(RangeReader(self, opened, read, tail.data, tail.size - len(tail.data)), "r")
 
     # -- how
 
@@ -210,13 +223,31 @@ class S3Store:
             for entry in answer.get("Contents", ()):
                 name = entry["Key"].removeprefix(self._prefix)
                 if name and not name.endswith("/") and name != PROBE:  # consoles and Hadoop mark folders like this
-                    yield ObjectInfo(name, entry["Size"], entry["ETag"].strip('"'), entry["LastModified"].timestamp())
+                    etag = entry.get("ETag", "").strip('"')
+                    if not etag:
+                        raise self._no_etag(name, "list_objects_v2")
+                    yield ObjectInfo(name, entry["Size"], etag, entry["LastModified"].timestamp())
             if not answer["IsTruncated"]:
                 return
             more = {"ContinuationToken": answer["NextContinuationToken"]}
 
+    def _read_without_range(self, name: str, etag: str | None) -> Piece:
+        """An object of which the server has refused the last bytes: it is empty, or shorter, and the server not Amazon's."""
+        found = self.head(name)
+        if found is None or etag not in (None, found.etag):
+            raise NotFoundError(name)
+        if found.size > TAIL_BYTES:
+            raise not_as_listed(self, found, f"it refused its last {TAIL_BYTES:,} bytes (416)")
+        whole = self._read(name, None, found.etag) if found.size else Piece(b"", 0, found.etag)
+        if whole.size != found.size:
+            raise not_as_listed(self, found, f"read, it has {whole.size:,}")
+        return whole
+
     def _read(self, name: str, wanted: str | None, etag: str | None = None) -> Piece:
-        """The range ``wanted`` (the value of a Range header; None: the whole object)."""
+        """The range ``wanted`` (the value of a Range header; None: the whole object).
+
+        Raises _RangeError if the object has no byte of it, by what the server says.
+        """
         options = {"Range": wanted} if wanted else {}
         if etag is not None:
             options["IfMatch"] = f'"{etag}"'
@@ -229,14 +260,34 @@ class S3Store:
                 return Piece(data, int(size or len(data)), answer["ETag"].strip('"'))
             except _ConditionError as e:
                 raise NotFoundError(name) from e
-            except _RangeError:  # any range of an empty object, and one behind the end
-                return Piece(b"", 0, "")
             except _NETWORK as e:  # boto3 does not retry an incomplete body
                 last_error = e
                 pause(attempt)
+        if isinstance(last_error, errors.FlexibleChecksumError):
+            raise self._wrong_checksum(name, last_error, ranged=wanted is not None) from last_error
         raise unreachable(
             self.uri(name), f"the body was incomplete in each of {ATTEMPTS} attempts: {last_error}"
         ) from last_error
+
+    def _wrong_checksum(self, name: str, error: Exception, *, ranged: bool) -> LakeupsertError:
+        what = f"the bytes did not have the checksum that came with them in any of {ATTEMPTS} attempts: {error}"
+        if not ranged:
+            return unreachable(self.uri(name), what)
+        return StoreUnavailableError(
+            "store-unreachable",
+            f"{self.uri(name)}: {what.rstrip('.')}. It was a range of the object, with which some servers (rclone serve s3, "
+            f"gofakes3) send the checksum of the whole object. {UNTOUCHED}",
+            next="with such a server, set AWS_RESPONSE_CHECKSUM_VALIDATION=when_required; with another one, check the network; "
+            "then run the same command again",
+        )
+
+    def _no_etag(self, name: str, operation: str) -> ConfigurationError:
+        return ConfigurationError(
+            "no-etag",
+            f"{self.uri(name)}: the server's answer to {operation} names no ETag, without which a replaced object is not noticed "
+            f"(s3s-fs names none in listings, JuiceFS's gateway none at all). {UNTOUCHED}",
+            next="start JuiceFS's gateway with --keep-etag and write the objects again; or use another server",
+        )
 
     @property
     def _pace(self) -> Pace:
@@ -287,8 +338,10 @@ class S3Store:
             ) from e
         finally:
             _counted.reset(before)
-        proof = {"list_objects_v2": "IsTruncated", "put_object": "ETag", "get_object": "ETag", "head_object": "ETag"}
-        if proof.get(operation, "ResponseMetadata") not in answer or _is_page(answer):
+        proof = _PROOFS.get(operation, "ResponseMetadata")
+        if proof == "ETag" and not answer.get(proof) and _is_of_s3(answer):
+            raise self._no_etag(name or "", operation)
+        if proof not in answer or _is_page(answer):
             raise unreachable(
                 self.uri(name or ""), f"the answer to {operation} is not from S3; is a proxy or a web server there?"
             )
@@ -460,9 +513,13 @@ def _is_amazons(endpoint: str) -> bool:
 
 
 def _is_page(answer: dict[str, Any]) -> bool:
-    """Whether the answer is a web page, for example a proxy's login. Answers of S3 have headers of their own."""
-    headers = answer["ResponseMetadata"]["HTTPHeaders"]
-    return "html" in headers.get("content-type", "") and not any(name.startswith("x-amz") for name in headers)
+    """Whether the answer is a web page, for example a proxy's login."""
+    return "html" in answer["ResponseMetadata"]["HTTPHeaders"].get("content-type", "") and not _is_of_s3(answer)
+
+
+def _is_of_s3(answer: dict[str, Any]) -> bool:
+    """Answers of S3 have headers of their own."""
+    return any(name.startswith("x-amz") for name in answer["ResponseMetadata"]["HTTPHeaders"])
 
 
 def _count(**event: object) -> None:

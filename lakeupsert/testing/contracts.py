@@ -9,6 +9,7 @@ import pickle
 import threading
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -16,9 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.storage import NotFoundError, ObjectStore, open_listed
 
 RACES = 50
+OPENED_BYTES = 256 << 10
+"""What our stores read when they open an object."""
 AWKWARD_NAMES = [
     "plain",
     "a folder/with spaces",
@@ -120,6 +123,24 @@ class ObjectStoreContract:
             file.seek(90)
             assert file.read(5) == bytes(range(90, 95))
             assert file.size() == 100
+
+    def test_object_of_any_size_opens_whole(self, store: ObjectStore) -> None:
+        """Also one shorter than what a store reads at once, and one just as long."""
+        for size in (1, *(OPENED_BYTES + more for more in (-1, 0, 1))):
+            name = f"of/{size}"
+            with store.write(name) as sink:
+                sink.write(data := (b"0123456789" * (size // 10 + 1))[:size])
+            (listed,) = store.list(name)
+            assert listed.size == size
+            with open_listed(store, listed) as file:
+                assert file.size() == size
+                assert file.read() == data
+
+    def test_open_of_another_size_than_listed_is_no_answer(self, store: ObjectStore) -> None:
+        store.create("a", b"12345")
+        (listed,) = store.list("a")
+        with pytest.raises(NotFoundError):
+            open_listed(store, replace(listed, size=4))
 
     def test_open_of_another_version_finds_nothing(self, store: ObjectStore) -> None:
         store.create("a", b"one")

@@ -11,9 +11,9 @@ import random
 import re
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
@@ -35,12 +35,13 @@ class Rule:
             place of the server. `strip` removes a header.
         method, path: regular expressions. ``method`` matches the whole method; ``path`` matches anywhere in path and query
             (percent-decoded) or in the operation, which SQS names in a header.
-        having: strike only requests with this header, for example `if-none-match`.
+        having: strike only requests with this header, for example `if-none-match`, or with one whose value matches, for example
+            `range: bytes=-`.
         skip, times: strike this many matches, starting at match ``skip`` (from 0). None: all of them.
         chance: the probability that a match is struck.
         above: strike only matches above so many a second, which pass.
         seconds: for `delay`.
-        status, body, content_type: for `answer`.
+        status, body, content_type, headers: for `answer`.
         header: for `strip`.
     """
 
@@ -56,6 +57,7 @@ class Rule:
     status: int = 200
     body: bytes = b""
     content_type: str = "application/xml"
+    headers: Mapping[str, str] = field(default_factory=dict, hash=False)
     header: str = ""
 
 
@@ -119,7 +121,8 @@ class FaultProxy:
         with self._lock:
             for rule in self.rules:
                 matches = re.fullmatch(rule.method, method) and re.search(rule.path, where)
-                if not matches or (rule.having is not None and rule.having not in headers):
+                name, _, value = (rule.having or "").partition(": ")
+                if not matches or (name and not (name in headers and re.match(value, headers[name]))):
                     continue
                 number = self._matched[rule] = self._matched.get(rule, -1) + 1
                 due = number >= rule.skip and (rule.times is None or number < rule.skip + rule.times)
@@ -162,7 +165,7 @@ class FaultProxy:
             status, answer, answer_headers = response.status, response.read(), response.getheaders()
             connection.close()
         else:
-            answer, answer_headers = instead.body, [("Content-Type", instead.content_type)]
+            answer, answer_headers = instead.body, [("Content-Type", instead.content_type), *instead.headers.items()]
         acts = {rule.act for rule in rules}
         self.log.append(Event(method, path, conditional, tuple(rule.act for rule in rules), status, len(answer)))
         if "lose" in acts:

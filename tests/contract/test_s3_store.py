@@ -22,6 +22,7 @@ from lakeupsert.storage import (
     ObjectStore,
     StoreUnavailableError,
     UnknownOutcomeError,
+    open_listed,
     open_store,
     remote,
     s3,
@@ -407,6 +408,78 @@ def test_multipart_upload_that_fails_leaves_nothing(
     assert store.head("b") is None
     bucket = store.uri().split("/")[2]
     assert not boto3.client("s3").list_multipart_uploads(Bucket=bucket).get("Uploads")
+
+
+# -- ranges
+
+NO_SUFFIXES = replace(refuse(416, "InvalidRange", "GET"), having="range: bytes=-")
+"""rclone serve s3 1.75.2 and gofakes3 1.2.0 answer the last 256 KB of a smaller object with 416."""
+
+
+def test_object_is_empty_only_if_its_size_says_so(store: ObjectStore, proxy: FaultProxy) -> None:
+    small, large, opened = b"k,v\n1,2\n" * 9, bytes(s3.TAIL_BYTES + 1), s3.TAIL_BYTES
+    for name, data in {"small": small, "whole": bytes(opened), "large": large, "empty": b""}.items():
+        write(store, name, data)
+    proxy.rules = (NO_SUFFIXES,)
+    for name, data in {"small": small, "whole": bytes(opened), "empty": b""}.items():
+        (listed,) = store.list(name)
+        for source in (store.open(name), open_listed(store, listed)):
+            with source as file:
+                assert (file.size(), file.read()) == (len(data), data), name
+    with pytest.raises(ConfigurationError, match="416") as raised:
+        store.open("large")
+    assert raised.value.code == "store-contradicts-itself"
+    with pytest.raises(NotFoundError):
+        store.open("absent")
+
+
+def test_size_that_is_not_the_listed_one_is_no_end_of_the_file(store: ObjectStore, proxy: FaultProxy) -> None:
+    """The server names another size, sends less than the range, or knows no ranges."""
+    data = np.random.default_rng(1).bytes(3 * s3.TAIL_BYTES)
+    write(store, "b", data)
+    (listed,) = store.list("b")
+    etag = {"ETag": f'"{listed.etag}"', "x-amz-request-id": "1"}
+    for rule, reads in (
+        (Rule("answer", "GET", "/b", status=200, headers=etag), 0),
+        (Rule("answer", "GET", "/b", status=200, body=data[:-1], headers=etag), 0),
+        (Rule("answer", "GET", "/b", status=206, body=b"1", skip=1, headers=etag), 10),
+        (Rule("answer", "GET", "/b", status=200, body=data, skip=1, headers=etag), 10),
+    ):
+        proxy.reset(rule)
+        with pytest.raises(ConfigurationError) as raised, open_listed(store, listed) as file:
+            file.read(reads)
+        assert raised.value.code == "store-contradicts-itself"
+    proxy.reset(refuse(416, "InvalidRange", "GET", "/b"))
+    proxy.rules = (replace(proxy.rules[0], skip=1),)
+    with pytest.raises(ConfigurationError), open_listed(store, listed) as file:
+        file.read(10)
+
+
+def test_checksum_of_the_whole_with_a_range_is_told(store: ObjectStore, proxy: FaultProxy) -> None:
+    write(store, "b", b"x" * 10)
+    headers = {
+        "ETag": '"1"',
+        "Content-Range": "bytes 0-9/99",
+        "x-amz-checksum-crc32": "AAAAAA==",
+        "x-amz-request-id": "1",
+    }
+    proxy.rules = (Rule("answer", "GET", "/b", status=206, body=b"x" * 10, headers=headers),)
+    with pytest.raises(StoreUnavailableError, match="checksum of the whole object") as raised:
+        store.open("b")
+    assert "AWS_RESPONSE_CHECKSUM_VALIDATION" in raised.value.next
+
+
+@pytest.mark.parametrize("verb", ["get", "head", "open", "list", "write"])
+def test_server_without_etags_is_told(store: ObjectStore, proxy: FaultProxy, verb: str) -> None:
+    listing = (
+        b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>lake/a</Key><Size>1</Size>"
+        b"<LastModified>2026-01-02T03:04:05Z</LastModified></Contents></ListBucketResult>"
+    )
+    body = listing if verb == "list" else b""
+    proxy.rules = (Rule("answer", status=200, body=body, headers={"x-amz-request-id": "1"}),)
+    with pytest.raises(ConfigurationError, match="ETag") as raised:
+        VERBS[verb](store)
+    assert raised.value.code == "no-etag"
 
 
 class Body(msgspec.Struct):

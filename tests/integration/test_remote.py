@@ -1,11 +1,13 @@
 """A table whose zones are on S3 or in Azure Storage: nights, upkeep and commands as on a local disk, on each server."""
 
 import contextlib
+import gzip
 import json
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -361,3 +363,25 @@ def command(*args: str) -> Any:
     result = CliRunner().invoke(main, [*args, "--json"])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)["result"]
+
+
+def test_server_that_refuses_the_end_of_a_small_object_loses_no_row(
+    moto: Server, new_proxy: NewProxy, new_place: NewPlace, tmp_path: Path
+) -> None:
+    """As rclone serve s3 1.75.2 and gofakes3 1.2.0 do: a suffix range longer than the object is answered with 416."""
+    proxy = new_proxy(moto)
+    lake = new_lake(tmp_path, new_place(proxy.server), quarantine_limit="0%")
+    lake.land("first.jsonl", [row("a", 0, 0)])
+    lake.run()
+    proxy.rules = (replace(refuse(416, "InvalidRange", "GET"), having="range: bytes=-"),)
+    lines = "k,l,d,ts,v,op\nb,1,2020-01-01,2020-01-01T00:00:01,1,U\n"
+    store = open_store(lake.settings.landing)
+    bodies = {"b.csv": lines.encode(), "b.csv.gz": gzip.compress(lines.replace("b,1", "g,1").encode())}
+    for name, body in bodies.items():
+        with store.write(name) as sink:
+            sink.write(body)
+    with store.write("c.parquet") as sink:
+        pq.write_table(pa.Table.from_pylist([row("c", 0, 1, 7)]), sink)
+    lake.reopen()
+    lake.table.run(host="local", workers=1)
+    assert sorted(r["k"] for r in lake.rows()) == ["a", "b", "c", "g"]

@@ -750,6 +750,9 @@ class CountingStore(LocalStore):
             def __exit__(self, *error: Any) -> None:
                 source.close()
 
+            def size(self) -> int:
+                return int(source.size())
+
             def read(self, size: int) -> bytes:
                 found = source.read(size)
                 read.append(len(found))

@@ -19,7 +19,7 @@ from lakeupsert.landing.formats.lines import TextLines
 from lakeupsert.rows.arrays import Indices, Mask, Rows
 from lakeupsert.rows.convert import Converted, convert, to_json_values
 from lakeupsert.rows.datafiles import to_bytes
-from lakeupsert.storage import DamagedObjectError, NotFoundError
+from lakeupsert.storage import DamagedObjectError, NotFoundError, ObjectInfo
 from lakeupsert.table.types import normalize
 
 BLOCK_ROWS = 1 << 16
@@ -90,6 +90,10 @@ class LandingInput:
     place: int
     row_groups: tuple[int, int] | None = None
     surveyed: bool = True
+
+    @property
+    def listed(self) -> ObjectInfo:
+        return ObjectInfo(self.path, self.size, self.etag, 0.0)
 
 
 @contextmanager
