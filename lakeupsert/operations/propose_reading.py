@@ -22,7 +22,7 @@ from lakeupsert.config import DialectSettings, Reading
 from lakeupsert.landing.files import format_of, read_head
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.csvfile import choose_dialect
-from lakeupsert.landing.formats.inference import FROM_TEXT, fits, with_points
+from lakeupsert.landing.formats.inference import FROM_TEXT, THOUSANDS, fits, with_points
 from lakeupsert.landing.sample import Sample, choose_files, read_sample
 from lakeupsert.operations.propose_dates import MOST, choose_formats, formats_that_fit
 from lakeupsert.operations.propose_words import Choice, count, is_named, name_list
@@ -37,7 +37,7 @@ _DELIMITERS = ",;\t|"
 _NULL_WORDS = pa.array(
     ["NA", "N/A", "#N/A", "NaN", "nan", "NULL", "Null", "null", "None", "none", "-", "--", "\\N", "?"]
 )
-_POINTED, _COMMA, _INTEGER = r"^[+-]?\d*\.\d+$", r"^[+-]?\d*,\d+$", r"^[+-]?\d+$"
+_POINTED, _COMMA, _INTEGER = r"^[+-]?\d*\.\d+$", rf"^(?:[+-]?\d*,\d+|{THOUSANDS})$", r"^[+-]?\d+$"
 
 
 @dataclass(frozen=True)

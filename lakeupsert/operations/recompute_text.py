@@ -54,7 +54,15 @@ def _with_points(
 ) -> Iterator[dict[str, str | None]]:
     for row in rows:
         is_number = {name: reading.table_name_of(name).lower() in numbers for name in row}
-        yield {n: v.replace(",", ".") if v is not None and is_number[n] else v for n, v in row.items()}
+        yield {n: _with_point(v) if v is not None and is_number[n] else v for n, v in row.items()}
+
+
+def _with_point(number: str) -> str:
+    """A number with a decimal comma, and perhaps with points between its thousands, as one with a decimal point."""
+    whole, comma, fraction = number.partition(",")
+    groups = whole.lstrip("+-").split(".")
+    grouped = bool(comma and 0 < len(groups[0]) <= 3 and all(len(group) == 3 for group in groups[1:]))
+    return f"{whole.replace('.', '') if grouped else whole}{'.' if comma else ''}{fraction}"
 
 
 def _dialect(lines: "_Lines", reading: Reading) -> Reading:

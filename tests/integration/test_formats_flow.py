@@ -82,7 +82,7 @@ def european_dates(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def european(rows: Rows) -> str:
-    written = [{**european_dates(r), "v": f"{r['v']},0", "op": r["op"] or "-"} for r in rows]
+    written = [{**european_dates(r), "v": f"{r['v']:,}".replace(",", ".") + ",0", "op": r["op"] or "-"} for r in rows]
     return delimited(written, ";", True)
 
 
@@ -180,9 +180,9 @@ NIGHTS: list[Rows] = [
         dict(row("é", 0, 5, 1)), dict(row("b", 0, 5, 1)), dict(row("a", 1, 5, 1)), dict(row("w", 1, 5, LARGE)),
         dict(row("b", 0, 5, 2)),
     ],
-    [dict(row("é", 0, 6, 2)), dict(row("b", 0, 7, 3, op="D")), dict(row("a", 1, 4, 9)), dict(row("c", 2, 1, 4))],
+    [dict(row("é", 0, 6, 2345)), dict(row("b", 0, 7, 3, op="D")), dict(row("a", 1, 4, 9)), dict(row("c", 2, 1, 4))],
 ]  # fmt: skip
-SHOWN = [("a", 1, 1), ("c", 2, 4), ("é", 0, 2)]
+SHOWN = [("a", 1, 1), ("c", 2, 4), ("é", 0, 2345)]
 
 
 def opened(root: Path, kind: str, **changes: Any) -> Lake:
@@ -255,7 +255,7 @@ def test_refused_row_passes_without_its_file_when_it_is_mended(lake: Lake) -> No
     (lake.root / "landing").mkdir()
     lake.table.append(replay_quarantine=True)
     lake.run()
-    assert shown(lake) == [("a", 1, 1), ("c", 2, 4), ("w", 1, LARGE), ("é", 0, 2)]
+    assert shown(lake) == [("a", 1, 1), ("c", 2, 4), ("w", 1, LARGE), ("é", 0, 2345)]
     assert lake.table.status().quarantined == 0
 
 

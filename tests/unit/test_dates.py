@@ -161,13 +161,15 @@ def test_each_file_has_its_own_dialect(tmp_path: Path, text: str, encoding: str)
 
 
 def test_a_point_is_no_decimal_comma(tmp_path: Path) -> None:
-    """1.234 with decimal commas would be 1234, or a slip: no one knows. So no number with a point is taken."""
+    """1.234 with decimal commas would be 1234, or a slip: no one knows. In 1.234,50 and 1.234.567,5 it can only be the former."""
     reading = Reading(delimiter=";", decimal_separator=",")
     types = pa.schema([("id", pa.string()), ("day", pa.date32()), ("price", pa.decimal128(9, 2)), ("n", pa.int64())])
-    text = "id;day;price;n\na;2024-03-01;12,50;7\nb;2024-03-01;1.25;7\nc;2024-03-01;1.234,50;7\nd;2024-03-01;-,5;7\n"
+    text = "id;day;price;n\na;2024-03-01;12,50;7\nb;2024-03-01;1.25;7\nc;2024-03-01;1.234;7\nd;2024-03-01;-,5;7\n"
+    text += "e;2024-03-01;-1.234,50;7\nf;2024-03-01;1.234.567,5;7\ng;2024-03-01;12.34,50;7\nh;2024-03-01;1.2345,5;7\n"
     accepted, refused = landed(tmp_path, "x.csv", text.encode(), reading, types)
-    assert [(r["id"], str(r["price"])) for r in accepted] == [("a", "12.50"), ("d", "-0.50")]
-    assert [(r["reason_code"], r["line"]) for r in refused] == [("bad_type", 3), ("bad_type", 4)]
+    taken = [("a", "12.50"), ("d", "-0.50"), ("e", "-1234.50"), ("f", "1234567.50")]
+    assert [(r["id"], str(r["price"])) for r in accepted] == taken
+    assert [(r["reason_code"], r["line"]) for r in refused] == [("bad_type", line) for line in (3, 4, 8, 9)]
 
 
 def test_wrong_delimiter_is_told_in_the_reason(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ FROM_TEXT = [pa.bool_(), *_NUMBERS, *TEMPORAL]
 
 
 _NUMBER_WITH = r"^([+-]?\d*)\{}(\d*(?:[eE][+-]?\d+)?)$"
+THOUSANDS = r"[+-]?\d{1,3}(?:\.\d{3})+,\d*"
+"""1.234,50: here the points can only separate thousands."""
 
 
 def is_number(type_: pa.DataType) -> bool:
@@ -37,7 +39,11 @@ def is_number(type_: pa.DataType) -> bool:
 
 
 def with_points(text: Column) -> Column:
-    """Text in which numbers have a decimal comma, with points in these numbers; so 1.5, which is not one there, becomes 1,5."""
+    """Text in which numbers have a decimal comma, with points in these numbers. 1.234,50 becomes 1234.50. 1.5 and 1.234,
+    which are no numbers there, become 1,5 and 1,234."""
+    grouped = pc.match_substring_regex(text, f"^{THOUSANDS}$")
+    if as_mask(grouped).any():
+        text = pc.if_else(grouped, pc.replace_substring(text, ".", ""), text)
     with_point = as_mask(pc.match_substring_regex(text, _NUMBER_WITH.format(".")))
     pointed = pc.replace_substring_regex(text, _NUMBER_WITH.format(","), r"\1.\2")
     if not with_point.any():
