@@ -368,6 +368,7 @@ def status_facts(status: "Status") -> list[Fact]:
         ("failed", short_list(tuple(status.failed)) if status.failed else "none"),
         ("queue", f"{messages(status.queue)}{spark}"),
         ("quarantined", f"{count(status.quarantined, 'row')} now{quarantined}"),
+        ("not checked", "manifests (`lakeupsert doctor`); rows (`lakeupsert reconcile`)"),
         *(
             (name, "not known" if standing.behind is None else f"{count(standing.behind, 'snapshot')} behind")
             for name, standing in status.publishers.items()

@@ -110,7 +110,7 @@ def failed_partitions_error(table: "Table", reasons: Mapping[str, str], *, chang
     hold = table.settings.on_failed_partition == "hold"
     return RefusedError(
         "failed-partitions",
-        f"Table {table.name!r}: {output.count(len(reasons), 'partition')} can't be merged. {partition}: {reason} "
+        f"Table {table.name!r}: {output.count(len(reasons), 'partition')} can't be merged or shown. {partition}: {reason} "
         + (f"The others are {output.short_list(others)}. " if others else "")
         + (
             "Readers still see the previous batch"

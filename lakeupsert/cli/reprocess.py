@@ -108,10 +108,11 @@ def rewrite_answer(call: Call, table: "Table", rewrite: "ReprocessResult") -> An
         return Answer(result, output.block(f"Table {table.name}", [*facts, ("", "nothing was changed")]))
     facts += [*output.dedupe_facts(rewrite.dedupe), *output.publish_facts(published)]
     warnings = (*(plan.host.warnings if plan.host else ()), *publish_warnings(published))
-    if published.failed:
+    failed = [partition for partition in published.failed if partition in published.waiting]
+    if failed:
         warnings += (
-            f"newer batches of {output.count(len(published.failed), 'partition')} "
-            f"({output.short_list(list(published.failed))}) failed to merge earlier; `lakeupsert run` tries them again",
+            f"newer batches of {output.count(len(failed), 'partition')} ({output.short_list(failed)}) failed to merge earlier; "
+            "`lakeupsert run` tries them again",
         )
     return Answer(
         result, output.block(f"Table {table.name}", facts), warnings, error=_rewrite_error(call, table, rewrite)

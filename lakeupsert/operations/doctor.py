@@ -1,6 +1,7 @@
 """Check a table and the machine it runs on, before a night fails.
 
-Reads     the settings, the heads of the chains, the queue, both zones' folders, Java's and Python's versions
+Reads     the settings, the heads of the chains, the snapshots, the listing of manifests, the queue, both zones' folders, the
+          versions of Java and Python
 Writes    objects named `_lakeupsert/doctor-…`, which it deletes again (and their folders, if they do not exist yet)
 Repeat    safe, also during a night and before the table exists
 
@@ -26,6 +27,7 @@ import pyarrow as pa
 from lakeupsert import clock, sparkenv
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.landing.table_logs import find_log, log_above
+from lakeupsert.operations.snapshots import list_snapshots
 from lakeupsert.phrases import count, install_extra, no_folder
 from lakeupsert.pipeline.discover import holds_a_table, is_landing_file
 from lakeupsert.pipeline.landing_dates import fitting, is_stray, received_on
@@ -393,6 +395,18 @@ def _settings(table: OpenTable) -> Iterator[Finding]:
     yield Finding("settings", "ok", f"they fit spec {spec.number}" if spec else "the table does not exist yet")
 
 
+def _manifests(table: OpenTable) -> Iterator[Finding]:
+    kept = {link.number: link.body for link in list_snapshots(table)}
+    missing = table.missing_manifests(kept)
+    if missing and [link.number for link in list_snapshots(table)] != [*kept]:  # a vacuum has trimmed them meanwhile
+        missing = table.missing_manifests({link.number: link.body for link in list_snapshots(table)})
+    for error in missing.values():
+        yield Finding("manifests", "problem", error.message.rstrip("."), error.next)
+    if kept and not missing:
+        named = sum(len(body.partitions) for body in kept.values())
+        yield Finding("manifests", "ok", f"all are stored that {count(len(kept), 'snapshot')} name: {named:,}")
+
+
 def _publishers(table: OpenTable) -> Iterator[Finding]:
     table.last_snapshot()
     for name, standing in standings(table).items():
@@ -427,5 +441,6 @@ CHECKS: dict[str, Callable[[OpenTable], Iterator[Finding]]] = {
     "landing": _landing,
     "disk": _disk,
     "settings": _settings,
+    "manifests": _manifests,
     "publishers": _publishers,
 }

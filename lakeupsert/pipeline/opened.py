@@ -427,6 +427,25 @@ class OpenTable:
             _keep(self._immutable, name, self.store.get(name), KEPT_OBJECTS)
         return self._immutable[name]
 
+    def missing_manifests(self, snapshots: Mapping[int, Snapshot]) -> dict[str, DamagedTableError]:
+        """The partitions of which one of these snapshots names a manifest that is missing, with the error for it.
+
+        One LIST for every 1,000 manifests that are stored. One that the listing lacks is asked for before it counts as missing:
+        listings of network file systems may be old.
+        """
+        wanted: dict[str, tuple[int, str, int]] = {}
+        for number, snapshot in sorted(snapshots.items()):
+            for partition, shown in snapshot.partitions.items():
+                name = self.objects.partition(partition).name(shown.version)
+                wanted[name] = number, partition, shown.version
+        for info in self.store.list(f"{HOME}/partitions/"):
+            wanted.pop(info.name, None)
+        absent = [(name, *one) for name, one in wanted.items() if self.store.head(name) is None]
+        return {
+            partition: self.objects.missing(partition, version, f"Snapshot {number}", lost=number == max(snapshots))
+            for _, number, partition, version in absent
+        }
+
     def work(self, name: str) -> RewriteOrder:
         if name not in self._works:
             self._works[name] = read_order(self.store, name)

@@ -1,11 +1,13 @@
 """Show readers the newest batch that is whole in every partition.
 
-Reads     the last snapshot, the ledger entries above it, the manifests of partitions that they touch or that lag
+Reads     the last snapshot, the ledger entries above it, the manifests of partitions that they touch or that lag, the listing of
+          all manifests
 Writes    the next snapshot, if there is anything new to show
 Repeat    safe; of several publishers one wins, and the others find nothing left to do
 
 Snapshot N needs one version of every partition that lags or is touched in (last snapshot's batch, N]: the version whose `merged`
 is the last batch <= N that touches the partition. If a partition has jumped beyond N, or is not there yet, another N is tried.
+Every manifest that it names must be stored, also those of partitions that nothing has touched.
 """
 
 from collections.abc import Collection
@@ -14,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from lakeupsert import clock
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.events import Publish
 from lakeupsert.pipeline.full_extract import newer_than_extract
 from lakeupsert.pipeline.opened import OpenTable
@@ -33,7 +35,7 @@ class PublishResult:
         snapshot: its number, or None if there is no snapshot.
         batch: its batch.
         waiting: partitions whose newest batches are not in it.
-        failed: those of ``waiting`` that are marked failed, or whose shown version is lost, with the reason.
+        failed: those of ``waiting`` that are marked failed, and all partitions whose manifest is missing, with the reason.
         lost: the number of a lost snapshot that this one takes the place of.
         publishers: how far each publisher is now.
         warnings: of what it shows since this call, for people.
@@ -79,7 +81,7 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
         rows=body.rows if body else 0,
         lagging=body.lagging if body else (),
         waiting=tuple(behind),
-        failed=table.failed(behind, now),
+        failed={**table.failed(behind, now), **{p: str(error) for p, error in snapshots.missing.items()}},
         lost=snapshots.stand_in.number if snapshots.stand_in else None,
         publishers=catch_up(table),
         warnings=newer_than_extract(table, published.body.changes) if published else (),
@@ -136,6 +138,7 @@ class _Publisher:
         head: the ledger's head.
         stand_in: takes the place of a lost snapshot, so that the next one is appended behind its number.
         before_lost: the snapshot before the lost one.
+        missing: partitions whose manifest in the next snapshot, or in the last one if nothing is new, is missing.
     """
 
     table: OpenTable
@@ -144,6 +147,7 @@ class _Publisher:
     head: Link[LedgerEntry] | None = None
     stand_in: Link[Snapshot] | None = None
     before_lost: Snapshot | None = None
+    missing: dict[str, DamagedTableError] = field(default_factory=dict)
 
     def append(self) -> Link[Snapshot] | None:
         """The snapshot that was appended, or None if there is nothing new to show."""
@@ -161,10 +165,18 @@ class _Publisher:
         if (last.number if last else -1) < (-1 if head.body.snapshot is None else head.body.snapshot):
             raise _SnapshotMissingError
         if last is None or last is not self.stand_in:
-            return _newest_snapshot(table, last.body if last else None, head.number, self.also)
+            return self._whole(last, _newest_snapshot(table, last.body if last else None, head.number, self.also))
         # The lost snapshot may have shown newer versions at the same `merged`, and the files of the older ones may be gone.
         old = self.before_lost
-        return _newest_snapshot(table, old, head.number, old.partitions if old else ()) or old
+        return self._whole(last, _newest_snapshot(table, old, head.number, old.partitions if old else ()) or old)
+
+    def _whole(self, last: Link[Snapshot] | None, new: Snapshot | None) -> Snapshot | None:
+        """``new``, unless it would name a missing manifest, and a failed partition holds the night back."""
+        table, body, number = self.table, new or (last.body if last else None), last.number if last else -1
+        self.missing = {} if body is None else table.missing_manifests({number + (new is not None): body})
+        if self.missing and (table.objects.snapshots.newest_number() or -1) > number:
+            self.missing = {}  # somebody published meanwhile, and a vacuum may have trimmed what the older snapshot names
+        return None if self.missing and table.settings.on_failed_partition == "hold" else new
 
     def _replace_lost(self) -> None:
         """Find the stand-in, if a snapshot is lost.

@@ -33,7 +33,8 @@ class Status:
         dirty: the number of dirty partitions.
         unpublished_since: the first batch (or restore) that no snapshot shows; None: all are published, some without the
             ``lagging`` partitions.
-        failed: partitions that can't be merged, with the reason.
+        failed: partitions that can't be merged, with the reason. If only publishing is left, also those whose manifest is
+            missing: otherwise status does not look.
         queue: messages of the queue, or of both queues if there is a ``large_queue``. Both are None if they can't be read;
             then a warning says why.
         quarantined: refused rows of batches that count, without those that a replay has appended.
@@ -77,6 +78,9 @@ def status(table: OpenTable) -> Status:
     heads = table.heads(wanted)
     behind = {p: p not in heads or heads[p].body.merged < batch for p, batch in wanted.items()}
     marks = {p: heads[p].body.failed for p, dirty in behind.items() if dirty and p in heads}
+    failed = {p: mark.reason for p, mark in marks.items() if mark}
+    if snapshot is not None and behind and not any(behind.values()):  # why does nobody publish?
+        failed |= {p: str(error) for p, error in table.missing_manifests({snapshot.number: body}).items()}
     queue: QueueStats | None = QueueStats(0, 0, 0)
     large_queue: QueueStats | None = None
     queue_warning: tuple[str, ...] = ()
@@ -97,7 +101,7 @@ def status(table: OpenTable) -> Status:
         unpublished_since=next((n for n, entry in enumerate(later, body.batch + 1) if entry.kind in NIGHTS), None),
         behind=behind,
         lagging=body.lagging,
-        failed={p: mark.reason for p, mark in marks.items() if mark},
+        failed=failed,
         queue=queue,
         large_queue=large_queue,
         rows=body.rows,

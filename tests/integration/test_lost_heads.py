@@ -246,6 +246,59 @@ def test_newest_manifest(lake: Lake) -> None:
     refused(lake, path, lambda: lake.table.view().files().__next__(), lambda: list(lake.table.to_arrow()))
 
 
+@pytest.mark.parametrize("policy", ["hold", "skip"])
+@pytest.mark.parametrize("touched", [True, False], ids=["touched", "untouched"])
+def test_no_snapshot_is_published_on_a_missing_manifest(folder: Path, policy: str, touched: bool) -> None:
+    """Also if the batch does not touch its partition. With `skip` the others are shown, and the command fails all the same."""
+    lake = Lake(folder, keep_snapshots=1, on_failed_partition=policy)
+    land(lake, 1, "ab")
+    lake.run()
+    lose_head(lake, lake.table.objects.partition(DAMAGED))
+    [problem] = [f for f in lake.table.doctor() if f.check == "manifests"]
+    assert (problem.level, DAMAGED in problem.found) == ("problem", True)
+    assert problem.next is not None
+    assert f"lakeupsert reprocess --partition {DAMAGED} --source landing" in problem.next
+
+    lake.land("2.jsonl", [row("c", day, 2) for day in ((0, 1) if touched else (1,))])
+    for attempt in ("a batch", "nothing new"):
+        ran = lake.table.run(host="local")
+        assert set(ran.publish.failed) == {DAMAGED}, attempt
+        assert f"--partition {DAMAGED}" in ran.publish.failed[DAMAGED]
+        assert ran.publish.batch == (2 if policy == "skip" else 1)
+        lake.reopen()
+    if not touched:
+        assert set(lake.table.status().failed) == ({DAMAGED} if policy == "hold" else set())
+
+    lake.table.reprocess(lambda partition: partition == DAMAGED, source="landing", host="local")
+    lake.run()
+    lake.run()
+    assert [f.level for f in lake.table.doctor() if f.check == "manifests"] == ["ok"]
+    assert all(p.balanced for p in lake.table.reconcile(deep=True).proof)
+    assert seen(lake) == {("a", 1), ("b", 1), ("c", 2)}
+
+
+def test_manifest_of_an_older_snapshot_is_missed_by_doctor(lake: Lake) -> None:
+    """Readers of the newest snapshot do not need it, so nights go on."""
+    tagged = lake.table.snapshots()[-1].body.partitions[DAMAGED]
+    (lake.root / "processed" / lake.table.objects.partition(DAMAGED).name(tagged.version)).unlink()
+    lake.reopen()
+    assert [f.level for f in lake.table.doctor() if f.check == "manifests"] == ["problem"]
+    land(lake, 3, "c")
+    assert not lake.table.run(host="local").publish.failed
+
+
+def test_the_check_of_manifests_takes_one_list(folder: Path) -> None:
+    lake = Lake(folder)
+    lists = []
+    for night, days in ((1, 40), (2, 1), (3, 1)):
+        lake.land(f"{night}.jsonl", [row("a", day, night) for day in range(days)])
+        lake.run()
+        before = lake.table.requests["list"]
+        lake.table.publish()
+        lists.append(lake.table.requests["list"] - before)
+    assert lists[0] == lists[1] == lists[2] <= 4
+
+
 def test_newest_manifest_that_no_snapshot_shows(lake: Lake) -> None:
     """Nobody needs it: its batches are merged again."""
     land(lake, 3, "ac")

@@ -5,7 +5,7 @@ The chains are written by hand: publish reads no data file.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -315,8 +315,11 @@ def test_lost_version_that_may_be_skipped_lags_and_shows_what_it_showed(make: Ma
     assert chains.newest().partitions[B] == before, "what is left of the chain must not be shown instead"
 
 
-def test_lost_version_of_a_partition_that_is_not_touched_holds_nobody_back(make: Make) -> None:
-    chains = make()
+@pytest.mark.parametrize(("policy", "batch"), [("hold", 2), ("skip", 3)])
+def test_lost_version_of_a_partition_that_is_not_touched_is_noticed(
+    make: Make, policy: Literal["hold", "skip"], batch: int
+) -> None:
+    chains = make(on_failed_partition=policy)
     merged_twice(chains)
     chains.merge(A, 2)
     chains.merge(B, 2)
@@ -325,7 +328,7 @@ def test_lost_version_of_a_partition_that_is_not_touched_holds_nobody_back(make:
     chains.batch(A)
     chains.merge(A, 3)
     found = chains.publish(B)
-    assert (found.batch, found.lagging) == (3, ())
+    assert (found.batch, found.lagging, set(found.failed)) == (batch, (), {B})
     assert chains.newest().partitions[B].version == 1
 
 
