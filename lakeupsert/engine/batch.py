@@ -34,6 +34,7 @@ from lakeupsert.landing.formats.blocks import (
     UnplannedColumnError,
     UnreadableFileError,
 )
+from lakeupsert.landing.formats.positions import EVENT_TIMES, LOG_POSITION, is_first_snapshot
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import EXPANSION, Footer, bytes_without_rows
 from lakeupsert.rows.digest import Digest
@@ -170,6 +171,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
         for file in inputs:
             rows_read = rows_accepted = 0
             names: dict[str, str] = {}
+            snapshots: set[str] = set()
             begins = file.row_groups is None or file.row_groups[0] == 0
             sha256 = hashlib.sha256() if begins else None
             try:
@@ -177,6 +179,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                     rows_read += rows.accepted.num_rows + rows.quarantined.num_rows
                     rows_accepted += rows.accepted.num_rows
                     names |= rows.names
+                    snapshots |= doubtful_snapshots(rows.accepted, job.spec)
                     if job.only is None:
                         quarantine.write(rows.quarantined)
                     accepted, reports = drop_left_out(job, job.of_wanted_partitions(rows.accepted))
@@ -185,13 +188,31 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                 content = sha256.hexdigest() if sha256 else None
                 operations = job.spec.delete is not None and job.spec.delete.column in names
                 renamed = job.spec.under_old_names(names)
-                yield FileRead(file.path, rows_read, rows_accepted, content, operations, renamed)
+                yield FileRead(
+                    file.path, rows_read, rows_accepted, content, operations, renamed, tuple(sorted(snapshots))
+                )
             except UnreadableFileError as e:
                 unplanned, damaged = (isinstance(e, kind) for kind in (UnplannedColumnError, DamagedFileError))
                 yield FileFailed(file.path, changed=False, reason=e.reason, unplanned=unplanned, damaged=damaged)
             except ChangedFileError:
                 yield FileFailed(file.path, changed=True, reason="it changed or vanished while it was read")
     yield from quarantine.reports()
+
+
+def doubtful_snapshots(rows: Rows, spec: TableSpec) -> set[str]:
+    """Snapshots of Debezium, by their events in ``rows``, that the table's order may misplace.
+
+    These are `incremental` if times order the events, since its rows have the time at which they were sent; and the position of
+    each snapshot that a connector without a history begins with, since it is below that of every change.
+    """
+    first = spec.order_by[0]
+    if "__source_snapshot" not in rows.schema.names or not (first == LOG_POSITION or first in EVENT_TIMES):
+        return set()
+    kinds = rows["__source_snapshot"]
+    if first in EVENT_TIMES:
+        return {"incremental"} & set(pc.unique(kinds).to_pylist())
+    begins = rows.filter(pc.is_in(kinds, pa.array(["first", "first_in_data_collection"], kinds.type)))
+    return {position for position in begins[LOG_POSITION].to_pylist() if is_first_snapshot(position)}
 
 
 def ranked_rows(job: AppendJob, accepted: Rows, place: int) -> Rows:

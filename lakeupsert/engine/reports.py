@@ -17,6 +17,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
         operations: the file has the column that the delete rule names.
         renamed: columns that the file has only under a name from before a rename, or under an alias of that name: from the
             name in the file to the current one.
+        snapshots: those of a change feed that the table's order may misplace (`batch.doubtful_snapshots`).
     """
 
     path: str
@@ -25,6 +26,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
     sha256: str | None
     operations: bool
     renamed: dict[str, str] = {}
+    snapshots: tuple[str, ...] = ()
 
 
 class FileFailed(msgspec.Struct, frozen=True, tag=True):

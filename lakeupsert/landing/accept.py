@@ -43,6 +43,7 @@ from lakeupsert.landing.formats.blocks import (
     names_in_file,
 )
 from lakeupsert.landing.formats.dates import is_dated
+from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.landing.formats.unavailable import find_unavailable, is_unavailable
 from lakeupsert.landing.partitions import UNPLACED, derived_columns, folder_names, joined_names, partition_sources
 from lakeupsert.rows.arrays import Mask, Rows
@@ -399,7 +400,7 @@ def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> M
 
 
 def _check_order(columns: Mapping[str, pa.Array], is_delete: Mask, refusals: _Refusals, rules: RowRules) -> None:
-    """Refuse deletes without an order, and rows whose order is in the future."""
+    """Refuse deletes without an order, events without a place in the log, and rows whose order is in the future."""
     spec = rules.spec
     if spec.stamped:
         return
@@ -407,6 +408,9 @@ def _check_order(columns: Mapping[str, pa.Array], is_delete: Mask, refusals: _Re
         absent = np.logical_and.reduce([as_mask(columns[name].is_null()) for name in spec.order_by])
         reason = f"A delete without a value in {', '.join(spec.order_by)} loses to every row that has one."
         refusals.add("order_missing", is_delete & absent, reason)
+    if LOG_POSITION in spec.order_by:
+        reason = f"The event has no {LOG_POSITION}: its `source` lacks a field that its place in the log is made of."
+        refusals.add("order_missing", as_mask(columns[LOG_POSITION].is_null()), reason)
     received = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=rules.received_at)
     what = f"is more than a day after its receipt, {received.isoformat()}"
     for name in (o.column for ordering, _ in spec.columns_of for o in ordering if not o.ascending):

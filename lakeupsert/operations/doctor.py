@@ -30,6 +30,7 @@ from lakeupsert.landing.table_logs import find_log, log_above
 from lakeupsert.operations.snapshots import list_snapshots
 from lakeupsert.phrases import count, install_extra, no_folder
 from lakeupsert.pipeline.discover import holds_a_table, is_landing_file
+from lakeupsert.pipeline.event_order import misplaced_events
 from lakeupsert.pipeline.landing_dates import fitting, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import standings
@@ -393,6 +394,9 @@ def _settings(table: OpenTable) -> Iterator[Finding]:
         )
     spec = table.head_spec()  # raises if the settings contradict the spec
     yield Finding("settings", "ok", f"they fit spec {spec.number}" if spec else "the table does not exist yet")
+    for warning in misplaced_events(table, spec.body) if spec else ():
+        found, _, advice = warning.partition("Rows may be wrong. ")
+        yield Finding("settings", "warning", found.rstrip(". "), advice)
 
 
 def _manifests(table: OpenTable) -> Iterator[Finding]:

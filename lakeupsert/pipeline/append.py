@@ -27,6 +27,7 @@ from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.discover import Ground, Request, discover, refuse_all_skipped
+from lakeupsert.pipeline.event_order import misplaced_events, misplaced_snapshots
 from lakeupsert.pipeline.full_extract import (
     NO_EXTRACT,
     full_extract_entry,
@@ -151,7 +152,8 @@ def _attempt(
     if not ground.inputs:
         lacking = without_operations(table, ground.entries)
         no_extract = [NO_EXTRACT] if request.full else []
-        for warning in (*ground.warnings, *notes.warnings, *no_extract, *lacking):
+        misplaced = misplaced_events(table, ground.spec) if ground.spec else []
+        for warning in (*ground.warnings, *notes.warnings, *no_extract, *lacking, *misplaced):
             warn(warning)
         return None
     if request.full:
@@ -192,6 +194,10 @@ def _attempt(
         *without_operations(table, [*table.headers(link.number - 1), link.body]),
         *under_old_names(table, ((r.path, r.renamed) for r in reports if isinstance(r, FileRead))),
         *notes.warnings,
+        *misplaced_events(table, plan.job.spec),
+        *misplaced_snapshots(
+            table, plan.job.spec, reports, is_first=link.number <= 1, is_full=request.full is not None
+        ),
     )
     return AppendResult(
         link.number, link.body, warnings, count_keys_in_several_partitions(plan.job, reports), examples_of(reports)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from lakeupsert import clock
 from lakeupsert.config import ENVIRONMENT_PREFIX, DeleteSettings, TableSettings
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.table.evolution import create, find_typo, nearest_name
 from lakeupsert.table.spec import ColumnGroup, DeleteRule, Ordering, PartitionColumn, TableSpec
 from lakeupsert.table.types import named_type
@@ -74,7 +75,7 @@ class Declaration:
         if settings.order_in_name is not None or len(settings.order_by) != 1:
             return False
         [name] = settings.order_by
-        if name in columns:
+        if name in columns or name == LOG_POSITION:
             return False
         if settings.order_by == _ARRIVAL:
             return True

@@ -19,6 +19,7 @@ from lakeupsert.landing.files import Survey, line_of
 from lakeupsert.landing.formats.dates import is_dated
 from lakeupsert.landing.formats.dominant import DominantType, combine
 from lakeupsert.landing.formats.inference import unify, without_nulls
+from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.convert import texts_like
 from lakeupsert.storage import ObjectReader
@@ -182,7 +183,7 @@ def _first_spec(
     if not fields:  # files without a line have no columns: only the given ones are known
         fields, later = later, []
     spec = declaration.new_spec(pa.schema(fields), later)
-    text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys()
+    text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys() - {LOG_POSITION}
     by_few = _text_by_few(table, None, spec, surveys, given, ahead=ahead)
     undated = text - {one.column for one in spec.partition_from} - by_few.keys()
     if all(s.typed for s in surveys):
@@ -190,7 +191,11 @@ def _first_spec(
     warnings = [
         *declaration.stamped_by_name(spec),
         *declaration.types_alone(observed, [field.name for field in later]),
-        *(f"ordering column {n!r} is text and compared as text: '9' is above '10'" for n in spec.order_by if n in text),
+        *(
+            f"ordering column {n!r} is text and compared as text: '9' is above '10'"
+            for n in spec.order_by
+            if n in text - {LOG_POSITION}
+        ),
         *(
             f"partition column {n!r} is kept as text, since not every value is a date; if it should be one, remove "
             f'{table.settings.processed}, set `{toml_key(n)} = "date"` in [tables.{table.name}.schema], and run again'

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.pipeline.discover import holds_a_table
+from lakeupsert.pipeline.event_order import misplaced_events
 from lakeupsert.pipeline.full_extract import newer_than_extract
 from lakeupsert.pipeline.next_spec import without_operations
 from lakeupsert.pipeline.opened import OpenTable
@@ -112,6 +113,7 @@ def status(table: OpenTable) -> Status:
         warnings=(
             *without_operations(table, headers),
             *newer_than_extract(table, body.changes),
+            *(misplaced_events(table, table.spec(headers[-1].spec_version)) if headers else []),
             *([holds_a_table(table.landing_log)] if table.landing_log else []),
             *queue_warning,
         ),

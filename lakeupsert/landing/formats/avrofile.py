@@ -35,6 +35,7 @@ from lakeupsert.landing.formats.blocks import (
 )
 from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Row, Unwrap
 from lakeupsert.landing.formats.nested import flatten, nulls, offsets
+from lakeupsert.landing.formats.positions import LOG_POSITION, NEEDED
 from lakeupsert.landing.formats.unpacked import XZ_MEMORY
 
 Schema = str | list[Any] | dict[str, Any]
@@ -242,6 +243,8 @@ def _columns(schema: Schema, reading: Reading) -> dict[str, _Column]:
         column = _column(f["type"], named)
         if not pa.types.is_nested(column.type):
             columns[f"__source_{f['name']}"] = column
+    if any(all(f"__source_{name}" in columns for name in needed) for needed in NEEDED.values()):
+        columns[LOG_POSITION] = _plain(pa.string())
     return columns
 
 

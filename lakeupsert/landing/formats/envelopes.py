@@ -1,9 +1,12 @@
 """Change events as rows: the row inside the event, and the event's own fields as more columns, under the tool's names for them.
 
-`debezium` returns what Debezium's ExtractNewRecordState returns with `add.fields`; `dms` reads the JSON messages of AWS DMS.
+`debezium` returns what Debezium's ExtractNewRecordState returns with `add.fields`, and the event's position in the log; `dms`
+reads the JSON messages of AWS DMS.
 """
 
 from collections.abc import Callable, Sequence
+
+from lakeupsert.landing.formats.positions import LOG_POSITION, log_position
 
 Row = dict[str, object]
 
@@ -36,6 +39,7 @@ def debezium(message: object) -> Row | None:
         "__op": op,
         "__ts_ms": message.get("ts_ms"),
         **{f"__source_{name}": value for name, value in _scalars(source)},
+        **({} if (position := log_position(source)) is None else {LOG_POSITION: position}),
     }
 
 

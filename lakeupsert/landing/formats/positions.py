@@ -1,0 +1,81 @@
+"""The place of a Debezium event in its database's log, as text that sorts like the log.
+
+No single field of `source` gives that order (docs/FORMATS.md, "The order of events"; ADR 0045). PostgreSQL's `lsn` is the place
+of a change and not of its commit, MySQL's file and place are a text and a number, and snapshots have no place of their own.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+
+LOG_POSITION = "__log_position"
+"""The column that the envelope `debezium` adds for the connectors of `NEEDED`."""
+
+NEEDED: dict[str, tuple[str, ...]] = {
+    "postgresql": ("sequence",),
+    "mysql": ("file", "pos"),
+    "mariadb": ("file", "pos"),
+    "sqlserver": ("commit_lsn",),
+}
+"""The fields of `source` that a position is made of, by connector. They are not null, also in events of a snapshot."""
+
+EVENT_TIMES = ("__source_ts_us", "__source_ts_ns", "__source_ts_ms", "__ts_us", "__ts_ns", "__ts_ms")
+"""Columns with times of events: of the commit, but of a row of a snapshot when it was read or sent."""
+_DIGITS = re.compile(r"\d+")
+_NO_COMMIT = f"{0:019}-0-"
+
+
+def log_position(source: object) -> str | None:
+    """The position of an event with this ``source``; None if its connector has none here or a field is missing."""
+    if type(source) is not dict:
+        return None
+    make = _POSITIONS.get(source.get("connector"))
+    try:
+        return None if make is None else make(source)
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None
+
+
+def is_first_snapshot(position: str) -> bool:
+    """Whether an event of PostgreSQL is of the snapshot that a connector without a history takes."""
+    return position.startswith(_NO_COMMIT)
+
+
+def _postgresql(source: Mapping[str, object]) -> str:
+    """The end of the last commit before the event, 0 for a snapshot and 1 for a change, the place of the change.
+
+    Transactions are streamed one after another in the order of their commits. A transaction that was open while the snapshot was
+    read has lower LSNs than the snapshot, and yet its commit comes after it. A row of an incremental snapshot comes after every
+    commit before it, and loses to every change after it.
+    """
+    commit, change = json.loads(str(source["sequence"]))
+    is_change = source.get("snapshot") in (None, "false", False)
+    return f"{_number(commit):019}-{is_change:d}-{_number(change):019}"
+
+
+def _mysql(source: Mapping[str, object]) -> str:
+    """The number of the binary log, the place in it, and the row of the event. The log is written in the order of commits."""
+    number, place, row = (_number(value) for value in (source["file"], source["pos"], source.get("row")))
+    return f"{number:010}-{place:019}-{row:010}"
+
+
+def _sqlserver(source: Mapping[str, object]) -> str:
+    """LSNs are hexadecimal texts of one length. A snapshot has no LSN of a change, so it loses to the changes of its commit."""
+    if not source["commit_lsn"]:
+        raise ValueError("no commit")
+    return f"{source['commit_lsn']}-{source.get('change_lsn') or ''}-{_number(source.get('event_serial_no')):010}"
+
+
+def _number(value: object) -> int:
+    """The number that ``value`` is, or that ends it as in `binlog.000012`; 0 for null."""
+    if value is None:
+        return 0
+    return int(_DIGITS.findall(str(value))[-1])
+
+
+_POSITIONS: dict[object, Callable[[Mapping[str, object]], str]] = {
+    "postgresql": _postgresql,
+    "mysql": _mysql,
+    "mariadb": _mysql,
+    "sqlserver": _sqlserver,
+}

@@ -1,0 +1,66 @@
+"""Warnings about orders under which events of a change feed are misplaced (docs/FORMATS.md, "The order of events").
+
+Reads     the spec, and what the row work noted of a batch
+Writes    nothing
+Repeat    safe
+"""
+
+from collections.abc import Iterable
+
+from lakeupsert.engine.reports import FileRead
+from lakeupsert.landing.formats.positions import LOG_POSITION
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.table.spec import TableSpec
+
+_OF_A_CHANGE = (
+    "a transaction that was open while the snapshot was read then loses to the snapshot, and an insert that waited for another "
+    "transaction loses to the delete before it"
+)
+_MISPLACED = {
+    "__source_lsn": f"is the place of a change in PostgreSQL's log and not of its commit: {_OF_A_CHANGE}",
+    "__lsn": f"is the place of a change in PostgreSQL's log and not of its commit: {_OF_A_CHANGE}",
+    "__source_change_lsn": f"is the place of a change in SQL Server's log and not of its commit: {_OF_A_CHANGE}",
+    "__source_file": "is the name of a binary log, compared as text: binlog.1000000 is below binlog.999999",
+}
+"""By the first ordering column, why its order is not that of the changes."""
+
+
+def misplaced_events(table: OpenTable, spec: TableSpec) -> list[str]:
+    """A warning if the table's order is not the order in which the source database made the changes."""
+    why = _MISPLACED.get(spec.order_by[0])
+    if why is None:
+        return []
+    if LOG_POSITION in spec.schema.names:
+        order, place = LOG_POSITION, ""
+    elif spec.order_by[0] in ("__source_lsn", "__lsn"):
+        order = f'__source_ts_us", "{spec.order_by[0]}'
+        place = " (or land whole events, with `envelope`, and order by `__log_position`)"
+    else:
+        order, place = LOG_POSITION, " (and land whole events, with `envelope`)"
+    return [
+        f"`order_by` begins with {spec.order_by[0]!r}, which {why}. Rows may be wrong. The order is fixed when a table is "
+        f'created: give the table another `processed`, set `order_by = ["{order}"]`{place} in [tables.{table.name}], and '
+        "`lakeupsert run` takes all landing files again"
+    ]
+
+
+def misplaced_snapshots(
+    table: OpenTable, spec: TableSpec, reports: Iterable[object], *, is_first: bool, is_full: bool
+) -> list[str]:
+    """Warnings about snapshots in a batch that lose to stored rows, or beat newer ones. ``is_first``: the table's first batch."""
+    found = {snapshot for report in reports if isinstance(report, FileRead) for snapshot in report.snapshots}
+    if "incremental" in found:
+        return [
+            f"the batch has rows of an incremental snapshot, whose {spec.order_by[0]!r} is the time at which they were sent: "
+            "they beat changes that were committed before that and come later. Such rows may stay wrong until their next change. "
+            f"`{LOG_POSITION}` orders them, in a new table (docs/FORMATS.md)"
+        ]
+    if is_full or not found or (is_first and len(found) == 1):
+        return []
+    again = f"lakeupsert run --full table --again --table {table.name}"
+    return [
+        "the batch has the snapshot of a connector that began again, without its offsets. The snapshot loses to all changes that "
+        "are stored, and it does not say which rows were deleted meanwhile. If the connector missed changes, go back with "
+        f'`lakeupsert restore`, set `full_extract = "replace"` in [tables.{table.name}] and take the batch with `{again}`; or '
+        "land the snapshot in a new table"
+    ]
