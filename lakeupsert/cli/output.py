@@ -58,6 +58,7 @@ def append_result(appended: "AppendResult | None") -> dict[str, object]:
                 "keys_in_several_partitions": appended.scattered,
                 "keys_moved": entry.keys_moved,
                 "unknown_deletes": entry.unknown_deletes,
+                "skipped": entry.skipped,
                 "bytes_written": sum(t.bytes for t in entry.touched.values()),
                 "touched_partitions": list(entry.touched),
                 "host": host_result(entry.host),
@@ -259,6 +260,9 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
     if appended.scattered:
         occur = f"{count(appended.scattered, 'key')} {'occurs' if appended.scattered == 1 else 'occur'} in several partitions"
         facts.append(("", f'{occur}; each partition keeps its own row (key_scope = "partition")'))
+    if entry.skipped:
+        kinds = ", ".join(count(n, kind) for kind, n in entry.skipped.items())
+        facts.append(("", f"skipped messages without a row: {kinds}"))
     if entry.rows_quarantined:
         facts.append(("quarantined", f"{quarantined_rows(appended)} (`lakeupsert quarantine` shows them)"))
         facts += [("", f"in {place}") for place in quarantine_places(appended, settings)]

@@ -172,6 +172,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
             rows_read = rows_accepted = 0
             names: dict[str, str] = {}
             snapshots: set[str] = set()
+            skipped: Counter[str] = Counter()
             begins = file.row_groups is None or file.row_groups[0] == 0
             sha256 = hashlib.sha256() if begins else None
             try:
@@ -180,6 +181,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                     rows_accepted += rows.accepted.num_rows
                     names |= rows.names
                     snapshots |= doubtful_snapshots(rows.accepted, job.spec)
+                    skipped.update(rows.skipped)
                     if job.only is None:
                         quarantine.write(rows.quarantined)
                     accepted, reports = drop_left_out(job, job.of_wanted_partitions(rows.accepted))
@@ -188,9 +190,8 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                 content = sha256.hexdigest() if sha256 else None
                 operations = job.spec.delete is not None and job.spec.delete.column in names
                 renamed = job.spec.under_old_names(names)
-                yield FileRead(
-                    file.path, rows_read, rows_accepted, content, operations, renamed, tuple(sorted(snapshots))
-                )
+                found = tuple(sorted(snapshots)), dict(skipped)
+                yield FileRead(file.path, rows_read, rows_accepted, content, operations, renamed, *found)
             except UnreadableFileError as e:
                 unplanned, damaged = (isinstance(e, kind) for kind in (UnplannedColumnError, DamagedFileError))
                 yield FileFailed(file.path, changed=False, reason=e.reason, unplanned=unplanned, damaged=damaged)

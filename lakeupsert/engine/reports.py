@@ -18,6 +18,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
         renamed: columns that the file has only under a name from before a rename, or under an alias of that name: from the
             name in the file to the current one.
         snapshots: those of a change feed that the table's order may misplace (`batch.doubtful_snapshots`).
+        skipped: messages without a row, by their kind.
     """
 
     path: str
@@ -27,6 +28,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
     operations: bool
     renamed: dict[str, str] = {}
     snapshots: tuple[str, ...] = ()
+    skipped: dict[str, int] = {}
 
 
 class FileFailed(msgspec.Struct, frozen=True, tag=True):

@@ -6,9 +6,9 @@ Repeat    safe: the same file gives the same rows at the same places, however it
 
     files.survey -> (the driver plans the spec) -> read_rows -> accepted rows, quarantined rows
 
-A row is refused for the first of these reasons that applies: malformed, missing_column, ambiguous_date (by the formats of
-`dates`) or bad_type, bad_operation (not in `delete.values` or `delete.upserts`), null_key, bad_partition (also if only the
-partition column does not convert), order_missing, future_order.
+A row is refused for the first of these reasons that applies: malformed (or truncate, which refuses the whole batch),
+missing_column, ambiguous_date (by the formats of `dates`) or bad_type, bad_operation (not in `delete.values` or
+`delete.upserts`), null_key, bad_partition (also if only the partition column does not convert), order_missing, future_order.
 """
 
 import operator
@@ -88,11 +88,13 @@ class CheckedRows:
 
     Attributes:
         names: the columns that the block has, by the table's names, with the file's name of each.
+        skipped: how many messages of the block hold no row, by their kind.
     """
 
     accepted: Rows
     quarantined: Rows
     names: dict[str, str]
+    skipped: Mapping[str, int]
 
 
 def read_rows(
@@ -120,7 +122,7 @@ def read_rows(
             new: set[str] = set()
             has_accepted = False
             for block in contents.blocks:
-                if len(block.places) or block.malformed:
+                if len(block.places) or block.malformed or block.skipped:
                     rows = take(block, contents.missing, file.path, rules, surveyed=file.surveyed)
                     new |= new_columns(block, rules.spec)
                     has_accepted |= rows.accepted.num_rows > 0
@@ -223,7 +225,8 @@ class _Refusals:
         ]
         for one in block.malformed:
             raw = one.raw.decode("utf-8", "backslashreplace")
-            refused.append(("malformed", one.reason, one.place, one.line, raw, None))
+            code = "truncate" if one.truncate else "malformed"
+            refused.append((code, one.reason, one.place, one.line, raw, None))
         refused.sort(key=operator.itemgetter(2))
         codes, reasons, *others = zip(*refused, strict=True) if refused else [()] * 6
         columns = codes, [reason[:_LONGEST_REASON] for reason in reasons], [self._path] * len(refused), *others
@@ -246,7 +249,8 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
         alone = _KEY_ALONE if spec.delete and missing <= {*partition_sources(spec)} else ""
         reason = f"The file has no column {names}, which every row needs.{describe_separator(own)}{alone}"
         refusals.add("missing_column", np.full(count, True), reason)
-        return CheckedRows(_accepted_schema(spec).empty_table(), refusals.table(), names_in_file(block))
+        none = _accepted_schema(spec).empty_table()
+        return CheckedRows(none, refusals.table(), names_in_file(block), block.skipped)
 
     converted = _convert_columns(block, refusals, rules, _file_order(path, rules))
     columns = converted.columns
@@ -273,7 +277,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     accepted = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
     if refusals.refused.any():
         accepted = accepted.filter(pa.array(~refusals.refused))
-    return CheckedRows(accepted, refusals.table(), names_in_file(block))
+    return CheckedRows(accepted, refusals.table(), names_in_file(block), block.skipped)
 
 
 def new_columns(block: Block, spec: TableSpec) -> set[str]:

@@ -82,6 +82,7 @@ class Survey:
         rows: number of rows in the footer of a Parquet file; None for other formats.
         dominant_types: the type of most values of each text column whose type was inferred.
         own: the file's own name of each column that `aliases` rename.
+        rowless: it has messages of an envelope, and none with a row.
     """
 
     path: str
@@ -94,6 +95,7 @@ class Survey:
     rows: int | None = None
     dominant_types: dict[str, DominantType] = dataclasses.field(default_factory=dict)
     own: dict[str, str] = dataclasses.field(default_factory=dict)
+    rowless: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,12 @@ def survey(
                 return Survey(file.path, columns.schema, typed=True, row_groups=groups, rows=rows, own=columns.own)
             columns = Reader.of(source, file, kind, reading).columns(known, text_columns)
             return Survey(
-                file.path, columns.schema, kind in TYPED, dominant_types=columns.dominant_types, own=columns.own
+                file.path,
+                columns.schema,
+                kind in TYPED,
+                dominant_types=columns.dominant_types,
+                own=columns.own,
+                rowless=columns.rowless,
             )
     except NotFoundError:
         return Survey(file.path, changed=True)
@@ -233,7 +240,8 @@ class Reader:
         if kind == "jsonl":
             return jsonlines.schema_of(source, file, reading, known, text_columns)
         if kind == "avro":
-            return Columns(avrofile.schema_of(source, file, reading))
+            schema = avrofile.schema_of(source, file, reading)
+            return Columns(schema, rowless=not schema.names)
         return Columns(orcfile.schema_of(source, file) if kind == "orc" else parquetfile.schema_of(source, file)[0])
 
     def _own_blocks(self, required: frozenset[str], only: Collection[str] | None) -> Contents:
@@ -261,7 +269,7 @@ def _columns_in_table(columns: Columns, path: str, reading: Reading, known: pa.S
         is_written = pa.types.is_string(field.type) or pa.types.is_integer(field.type)
         if formats and is_written and field.name.lower() not in others:
             schema = schema.set(i, field.with_type(type_by_formats(formats)))
-    return Columns(schema, columns.dominant_types, columns.own)
+    return dataclasses.replace(columns, schema=schema)
 
 
 def _aliased_columns(columns: Columns, path: str, reading: Reading) -> Columns:
@@ -270,7 +278,8 @@ def _aliased_columns(columns: Columns, path: str, reading: Reading) -> Columns:
     own_names = _own_names(path, columns.schema.names, reading)
     schema = pa.schema([(new, columns.schema.field(own).type) for new, own in own_names.items()])
     dominant_types = {reading.table_name_of(own): one for own, one in columns.dominant_types.items()}
-    return Columns(schema, dominant_types, {new: own for new, own in own_names.items() if new != own})
+    renamed = {new: own for new, own in own_names.items() if new != own}
+    return Columns(schema, dominant_types, renamed, columns.rowless)
 
 
 def _own_names(path: str, names: Iterable[str], reading: Reading) -> dict[str, str]:

@@ -260,7 +260,7 @@ def _json_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iter
             row = json.loads(text, parse_float=_MARKED.format, parse_int=_MARKED.format)
             if reading.envelope:
                 row = UNWRAP[reading.envelope](row)
-            if row is not None:
+            if isinstance(row, dict):  # a message without a row is the name of its kind
                 yield {name: _json_text(value) for name, value in row.items()}
 
 

@@ -38,7 +38,7 @@ from lakeupsert.pipeline.full_extract import (
 )
 from lakeupsert.pipeline.next_spec import fruitless_files, plan_spec, under_old_names, unfit_files, without_operations
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.quarantine_limit import refuse_above_limit
+from lakeupsert.pipeline.quarantine_limit import refuse_above_limit, refuse_truncate
 from lakeupsert.table.chain import LOST, Lost, until_won
 from lakeupsert.table.ledger import ChosenHost, LandingFile, LedgerEntry, QuarantineFile, Scope
 from lakeupsert.table.spec import REPLACING_EXTRACTS
@@ -167,6 +167,12 @@ def _attempt(
     plan = _plan(table, host, request, ground, notes, progress)
     if isinstance(plan, Lost):
         return plan
+    if plan is None:
+        warn(
+            f"table {table.name!r} is not created yet: its {count(len(ground.inputs), 'landing file')} have messages without a "
+            "row only (heartbeats, for example). The next run reads them again."
+        )
+        return None
     progress(f"reading, splitting and writing the rows of {count(len(plan.job.inputs), 'landing file')}")
     reports = [*host.run(plan.job, progress), *quarantine_unreadable(plan.job, plan.unreadable)]
     written = {f.name for r in reports if isinstance(r, Written) for f in r.files}
@@ -175,6 +181,7 @@ def _attempt(
         table.discard(files)
         return LOST
     try:
+        refuse_truncate(table, ground, reports)
         entry = _entry(table, ground, plan, reports, chosen)
         refuse_above_limit(table, ground, entry, examples_of(reports))
         if request.full:
@@ -211,8 +218,8 @@ def _plan(
     ground: Ground,
     notes: _FileNotes,
     progress: Callable[[str], None],
-) -> _Plan | Lost:
-    """Survey the landing files and plan the spec; `LOST` if a file turned out not to fit."""
+) -> _Plan | Lost | None:
+    """Survey the landing files and plan the spec; `LOST` if a file turned out not to fit. None if a new table gets no row."""
     reasons = notes.unreadable
     unreadable = {i.path: reasons[i.path, i.etag] for i in ground.inputs if (i.path, i.etag) in reasons}
     readable = [i for i in ground.inputs if i.path not in unreadable]
@@ -235,6 +242,8 @@ def _plan(
             f"The first is {table.landing.uri(path)}: {reason}",
             next="correct or remove these files, then run `lakeupsert run` again",
         )
+    if ground.spec is None and not unreadable and all(s.rowless for s in surveys):
+        return None
     planned = tuple(s for s in surveys if notes.planned.get(s.path, True))
     spec, warnings = plan_spec(table, ground.spec, planned)
     if request.full and table.settings.full_extract == "replace":
@@ -285,12 +294,14 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
     rows: Counter[str] = Counter()
     hashes: dict[str, str] = {}
     reasons: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     quarantine: list[QuarantineFile] = []
     operations = False
     for report in reports:
         if isinstance(report, FileRead):
             rows[report.path] += report.rows
             operations |= report.operations
+            skipped.update(report.skipped)
             if report.sha256 is not None:
                 hashes[report.path] = report.sha256
         elif isinstance(report, Refused):
@@ -319,6 +330,7 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
         quarantine=tuple(quarantine),
         retention=table.settings.tombstones_kept,
         snapshot=ground.snapshot_number,
+        skipped=dict(sorted(skipped.items())),
         host=chosen,
         operations=operations if rows.total() and job.spec.delete and job.spec.delete.column else None,
     )

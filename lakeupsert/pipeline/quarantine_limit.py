@@ -1,11 +1,13 @@
-"""Refuse a batch of which more rows were refused than `quarantine_limit` allows.
+"""Refuse a batch of which more rows were refused than `quarantine_limit` allows, or in which the source table was truncated.
 
 Reads     the ledger's first entry
 Writes    nothing
 """
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 
+from lakeupsert.engine.reports import Refused, Report
 from lakeupsert.errors import RefusedError
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import Ground
@@ -32,6 +34,28 @@ def refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry, exa
         f"rows are in {files} (Parquet).",
         next=f"look at them (`lakeupsert quarantine {' '.join(names)}`), then correct the landing files, or raise "
         "`quarantine_limit`, and run the same command again",
+    )
+
+
+def refuse_truncate(table: OpenTable, ground: Ground, reports: Iterable[Report]) -> None:
+    """Raise RefusedError if a change event truncates the source table: every older row would have to go, and none would."""
+    refused = [r for r in reports if isinstance(r, Refused) and "truncate" in r.reasons]
+    if not refused:
+        return
+    times = sum(r.reasons["truncate"] for r in refused)
+    first = (
+        ""
+        if _is_first(table, ground)
+        else (
+            "land what came before the last truncate and run; then "
+            f'`lakeupsert delete --table {shlex.quote(table.name)} --where "{table.settings.key[0]} is not null" --yes`; then '
+        )
+    )
+    raise RefusedError(
+        "truncated-source",
+        f"Table {table.name!r}: {refused[0].examples['truncate']} lakeupsert does not apply truncates: the rows from before it "
+        f"would stay. The batch has {count(times, 'truncate')}. Nothing was committed.",
+        next=f"{first}land what came after the last truncate, in files without it, and run",
     )
 
 

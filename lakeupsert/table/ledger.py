@@ -24,6 +24,7 @@ Reason = Literal[
     "order_missing",
     "other_partition",
     "retyped",
+    "truncate",
     "unknown_key",
     "unreadable_file",
     "unreadable_partition",
@@ -219,6 +220,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         unknown_deletes: how many deletes brought the key alone, of keys that no record had come for.
         snapshot: the newest snapshot that the writer saw; None if there was none. If the newest snapshot is older than this one,
             newer ones were lost.
+        skipped: messages of its files that hold no row, by their kind, for example ``tombstone``. They are not in ``rows_read``.
         host: where the landing files were read. None in entries without landing files, and in those of an earlier lakeupsert.
         index: the key index before the batch, if the batch wrote it again. Otherwise the index is that of the last entry that has
             one, plus the ``keys`` of all entries since. It does not include restores: the next append writes it again.
@@ -246,6 +248,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     index: KeyIndex | None = None
     unknown_deletes: int = 0
     snapshot: int | None = None
+    skipped: dict[str, int] = {}
     host: ChosenHost | None = None
 
     @property

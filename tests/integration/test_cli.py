@@ -187,6 +187,7 @@ def test_run_appends_merges_and_publishes(lake: Path) -> None:
         "keys_in_several_partitions": 3,
         "keys_moved": 0,
         "unknown_deletes": 0,
+        "skipped": {},
         "touched_partitions": ["day=2020-01-01", "day=2020-01-02"],
         "host": result["host"],
     }

@@ -14,6 +14,7 @@ import pytest
 
 from lakeupsert import Table
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings
+from lakeupsert.errors import RefusedError
 
 Record = Mapping[str, Any]
 PLACEHOLDER = "__debezium_unavailable_value"
@@ -216,3 +217,112 @@ def test_values_that_only_look_like_the_placeholder_stay(tmp_path: Path) -> None
     assert not feed.refused()
     assert [row["ints"] for row in feed.rows()] == [row["ints"] for row in close]
     assert [row["texts"] for row in feed.rows()] == [row["texts"] for row in close]
+
+
+# -- messages without a row, and truncates
+
+COLLECTIONS = [{"data_collection": "public.t", "event_count": 1}]
+SKIPPED: dict[str, tuple[str, Any]] = {
+    "heartbeat": ("heartbeat", {"ts_ms": 1795796048314}),
+    "transaction": (
+        "transaction marker",
+        {"status": "BEGIN", "id": "786:1", "event_count": None, "data_collections": None, "ts_ms": 1},
+    ),
+    "end": (
+        "transaction marker",
+        {"status": "END", "id": "786:1", "event_count": 1, "data_collections": COLLECTIONS, "ts_ms": 1},
+    ),
+    "schema_change": (
+        "schema change",
+        {"source": {"table": "t"}, "ts_ms": 1, "databaseName": "d", "ddl": "ALTER TABLE t", "tableChanges": []},
+    ),
+    "message": (
+        "message",
+        {"op": "m", "ts_ms": 1, "source": {"lsn": 5}, "message": {"prefix": "p", "content": "eA=="}},
+    ),
+    "tombstone": ("tombstone", None),
+}
+
+
+def skipped_avro(kind: str) -> bytes:
+    """A file of this kind as its topic has it."""
+    text, optional = "string", ["null", "string"]
+    source = {"type": "record", "name": "Source", "fields": [{"name": "lsn", "type": ["null", "long"]}]}
+    fields: dict[str, dict[str, Any]] = {
+        "heartbeat": {"ts_ms": "long"},
+        "transaction": {"status": text, "id": text, "event_count": ["null", "long"], "ts_ms": "long"},
+        "schema_change": {"source": source, "ts_ms": "long", "databaseName": optional, "ddl": optional},
+        "message": {"op": text, "ts_ms": "long", "source": source},
+    }
+    if kind == "message":
+        content = {"type": "record", "name": "Content", "fields": [{"name": "prefix", "type": optional}]}
+        fields[kind]["message"] = content
+    schema = {"type": "record", "name": "M", "fields": [{"name": n, "type": t} for n, t in fields[kind].items()]}
+    out = io.BytesIO()
+    value = SKIPPED[kind][1]
+    fastavro.writer(
+        out, fastavro.parse_schema(schema), [{**value, "source": {"lsn": 5}}, value | {"source": {"lsn": 6}}]
+    )
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_messages_without_a_row_are_counted_by_kind(tmp_path: Path, wrapped: bool) -> None:
+    """Alone they make no table yet; with a row they are counted beside it, and a later batch may have nothing else."""
+    feed = Feed(tmp_path)
+    messages = [{"schema": {}, "payload": one} if wrapped else one for _, one in SKIPPED.values()]
+    assert feed.night(jsonl(messages)).append is None
+    night = feed.night(jsonl([event("c", 1, {"id": 1})]))
+    expected = {"heartbeat": 1, "message": 1, "schema change": 1, "tombstone": 1, "transaction marker": 2}
+    assert night.append.entry.skipped == expected
+    assert night.append.entry.rows_read == len(feed.rows()) == 1
+    later = feed.night(jsonl(messages)).append.entry
+    assert (later.skipped, later.rows_read, later.quarantined) == (expected, 0, {})
+    feed.reconcile()
+
+
+def test_messages_without_a_row_are_counted_in_avro(tmp_path: Path) -> None:
+    feed = Feed(tmp_path)
+    kinds = ("heartbeat", "transaction", "schema_change", "message")
+    for kind in kinds:
+        feed.land(skipped_avro(kind), "avro")
+    assert feed.table.append(host="local") is None
+    appended = feed.night(avro_of({"id": pa.int64()}, [{"id": 1, "__source_lsn": 1}], enveloped=True), "avro").append
+    assert appended.entry.skipped == {SKIPPED[kind][0]: 2 for kind in kinds}
+    assert [row["id"] for row in feed.rows()] == [1]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "avro"])
+@pytest.mark.parametrize("first", [False, True])
+def test_batch_with_a_truncate_is_refused(tmp_path: Path, kind: str, first: bool) -> None:
+    feed = Feed(tmp_path)
+
+    def write(ops: Sequence[str]) -> bytes:
+        rows = [event(op, n, {"id": n} if op == "c" else None, table="t") for n, op in enumerate(ops)]
+        if kind == "jsonl":
+            return jsonl(rows)
+        text = avro_of({"id": pa.int64()}, [{"id": n, "__source_lsn": n} for n in range(len(ops))], enveloped=True)
+        with io.BytesIO(text) as source:
+            read = fastavro.reader(source)
+            records = [
+                {**r, "op": op, **({"after": None} if op == "t" else {})} for r, op in zip(read, ops, strict=True)
+            ]
+            out = io.BytesIO()
+            fastavro.writer(out, read.writer_schema, records)
+        return out.getvalue()
+
+    if not first:
+        feed.night(write("cc"), kind)
+    with pytest.raises(RefusedError, match=r"place 1|line 2") as e:
+        feed.night(write("ctct"), kind)
+    assert e.value.code == "truncated-source"
+    assert "2 truncates" in e.value.message
+    assert ("lakeupsert delete" in e.value.next) == (not first)
+    if first:
+        assert not (tmp_path / "processed/_lakeupsert/ledger").exists()
+    else:
+        assert [row["id"] for row in feed.rows()] == [0, 1]
+        feed.table.delete(where="id is not null", dry=False)
+    (feed.root / "landing" / f"{feed.nights:02d}.{kind}").unlink()
+    feed.night(jsonl([event("c", 3, {"id": 3})]))
+    assert [row["id"] for row in feed.rows()] == [3]

@@ -282,7 +282,7 @@ MALFORMED: dict[str, bytes] = {
     "latin": "é\né,,,,,,\n\n".encode("latin-1"),
     "utf-16": "é\n[1]\n\n".encode("utf-16-le") + b"\x00\xd8\n\x00",
     "marked": b"{\xff\n[]\n\n",
-    "debezium": b'{"op":"t"}\n[]\nnull\n{"schema":null,"payload":null}\n{\n',
+    "debezium": b'{"op":1,"after":1}\n[]\nnull\n{"schema":null,"payload":null}\n{\n',
     "dms": b'{"metadata":1}\n[]\n{\n',
 }
 

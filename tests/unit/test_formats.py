@@ -795,7 +795,7 @@ def test_what_is_no_change_event_is_refused_with_its_reason(landing: Landing) ->
     accepted, quarantined = landing.read(landing.put("a.jsonl", "\n".join(lines)), enveloped())
     assert accepted == []
     assert [(q["reason_code"], q["reason"].partition(":")[0]) for q in quarantined] == [
-        ("malformed", "A truncate of the source table is not supported"),
+        ("truncate", "Table orders was truncated at the source (op t)."),
         ("malformed", "Not a change event of Debezium"),
         ("malformed", "Not JSON"),
         ("malformed", "Not a change event of Debezium"),
@@ -840,7 +840,7 @@ def test_debezium_in_avro_gives_the_same(landing: Landing) -> None:
     assert [(r["id"], r["at"], r["__op"], r["__ts_ms"], r["__source_lsn"]) for r in accepted] == [
         ("a", 1, "c", 9, 17), ("a", 2, "u", 9, 17), ("a", 2, "d", 9, 17),
     ]  # fmt: skip
-    assert [(q["reason_code"], q["position"]) for q in quarantined] == [("malformed", 3)]
+    assert [(q["reason_code"], q["position"]) for q in quarantined] == [("truncate", 3)]
     assert landing.columns(file) == {f.name: f.type for f in schema}
 
 

@@ -11,6 +11,7 @@ import lzma
 import struct
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -33,7 +34,7 @@ from lakeupsert.landing.formats.blocks import (
     select_names,
     unreadable_if_damaged,
 )
-from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Row, Unwrap
+from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Row, TruncateError, Unwrap, has_no_row
 from lakeupsert.landing.formats.nested import flatten, nulls, offsets
 from lakeupsert.landing.formats.positions import LOG_POSITION, NEEDED
 from lakeupsert.landing.formats.unpacked import XZ_MEMORY
@@ -86,7 +87,7 @@ class _Header:
 
 
 def schema_of(source: Source, file: LandingInput, reading: Reading) -> pa.Schema:
-    """The columns; for envelopes those of the flattened rows."""
+    """The columns; for envelopes those of the flattened rows: none if its messages have no row."""
     return pa.schema([(name, column.type) for name, column in _read_header(source, file, reading).columns.items()])
 
 
@@ -142,20 +143,24 @@ def _blocks(
 def _block(rows: Sequence[Row], place: int, wanted: Mapping[str, _Column], unwrap: Unwrap | None) -> ArrowBlock:
     places = np.arange(place, place + len(rows))
     malformed = []
+    skipped: Counter[str] = Counter()
     if unwrap is not None:
         flat_rows, numbers = [], []
         for i, row in enumerate(rows):
             try:
                 flattened = unwrap(row)
             except NoEnvelopeError as e:
-                malformed.append(MalformedRecord(place + i, str(e), json.dumps(row, default=str).encode()))
+                raw, truncate = json.dumps(row, default=str).encode(), isinstance(e, TruncateError)
+                malformed.append(MalformedRecord(place + i, str(e), raw, truncate=truncate))
             else:
-                if flattened is not None:
+                if isinstance(flattened, str):
+                    skipped[flattened] += 1
+                else:
                     flat_rows.append(flattened)
                     numbers.append(i)
         rows, places = flat_rows, places[numbers]
     columns = {name: column.array([row.get(name) for row in rows]) for name, column in wanted.items()}
-    return ArrowBlock(columns, places, malformed)
+    return ArrowBlock(columns, places, malformed, skipped=skipped)
 
 
 # -- blocks as they are stored
@@ -234,6 +239,8 @@ def _columns(schema: Schema, reading: Reading) -> dict[str, _Column]:
         return {f["name"]: _column(f["type"], named) for f in record["fields"]}
     fields = {f["name"]: f["type"] for f in record["fields"]}
     row = _record(fields.get("after"), named)
+    if row is None and has_no_row(fields):
+        return {}
     if row is None or "op" not in fields:
         raise ValueError("its records are not change events of Debezium: they have no `op`, or `after` is not a record")
     columns = {f["name"]: _column(f["type"], named) for f in row["fields"]}

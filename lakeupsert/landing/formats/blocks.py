@@ -112,12 +112,16 @@ def unreadable_if_damaged(file: LandingInput, kind: str, *errors: type[Exception
 
 @dataclass(frozen=True)
 class MalformedRecord:
-    """A record that can't be split into columns; ``line`` is the line of a text file in which it begins, counted from 1."""
+    """A record that can't be split into columns; ``line`` is the line of a text file in which it begins, counted from 1.
+
+    ``truncate``: it is a change event that empties its source table.
+    """
 
     place: int
     reason: str
     raw: bytes
     line: int | None = None
+    truncate: bool = False
 
 
 class Block(Protocol):
@@ -130,6 +134,10 @@ class Block(Protocol):
     @property
     def malformed(self) -> Sequence[MalformedRecord]:
         """Records between these rows that could not be split into columns."""
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """How many messages between these rows hold none, by their kind."""
 
     @property
     def names(self) -> Iterable[str]:
@@ -198,6 +206,7 @@ class ArrowBlock:
     malformed: Sequence[MalformedRecord] = field(default=())
     text: TextLines | None = None
     decimal_comma: bool = False
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> Iterable[str]:
@@ -280,6 +289,10 @@ class RenamedBlock:
         return self.block.malformed
 
     @property
+    def skipped(self) -> Mapping[str, int]:
+        return self.block.skipped
+
+    @property
     def names(self) -> Iterable[str]:
         return self.own.keys()
 
@@ -336,11 +349,13 @@ class Columns:
     Attributes:
         dominant_types: the type of most values of each column whose type was inferred.
         own: the file's own name of each column that `aliases` rename.
+        rowless: the file has messages of an envelope, and no message of it has a row.
     """
 
     schema: pa.Schema
     dominant_types: dict[str, DominantType] = field(default_factory=dict)
     own: dict[str, str] = field(default_factory=dict)
+    rowless: bool = False
 
 
 def check_names(path: str, names: Sequence[str]) -> None:

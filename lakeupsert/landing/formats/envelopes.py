@@ -4,37 +4,47 @@
 reads the JSON messages of AWS DMS.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal
 
 from lakeupsert.landing.formats.positions import LOG_POSITION, log_position
 
 Row = dict[str, object]
+Skipped = Literal["control record", "heartbeat", "message", "schema change", "tombstone", "transaction marker"]
+"""The kind of a message that holds no row and changes none."""
 
 
 class NoEnvelopeError(Exception):
     """The message is not of this kind, or does not hold a row; says why."""
 
 
-def debezium(message: object) -> Row | None:
-    """The row after the change, or before it for a delete. None for a message without a row.
+class TruncateError(NoEnvelopeError):
+    """The message empties its source table, which no row can express."""
 
-    These are tombstones (the delete itself came before) and messages that an application logged (op m).
+
+def debezium(message: object) -> Row | Skipped:
+    """The row after the change, or before it for a delete; for a message without a row, its kind.
+
+    Raises NoEnvelopeError, and for a truncate TruncateError.
     """
     if type(message) is dict and message.keys() == {"schema", "payload"}:
         message = message["payload"]
     if message is None:
-        return None
-    if type(message) is not dict or "op" not in message:
-        raise NoEnvelopeError("Not a change event of Debezium: it has no `op`.")
+        return "tombstone"  # the delete itself came before
+    if type(message) is not dict:
+        raise NoEnvelopeError("Not a change event of Debezium: it is not an object.")
+    if "op" not in message:
+        return _kind_without_op(message)
     op, after, before = message["op"], message.get("after"), message.get("before")
     if op == "m":
-        return None
+        return "message"  # an application logged it
+    source = message.get("source")
     if op == "t":
-        raise NoEnvelopeError("A truncate of the source table is not supported: nothing was deleted.")
+        names = [str(source[name]) for name in ("schema", "table") if source.get(name)] if type(source) is dict else []
+        raise TruncateError(f"Table {'.'.join(names) or '(not named)'} was truncated at the source (op t).")
     row = before if op == "d" or after is None else after
     if row is not None and type(row) is not dict:
         raise NoEnvelopeError(f"The row in a change event of Debezium is {type(row).__name__}, not an object.")
-    source = message.get("source")
     return (row or {}) | {
         "__op": op,
         "__ts_ms": message.get("ts_ms"),
@@ -43,12 +53,33 @@ def debezium(message: object) -> Row | None:
     }
 
 
-def dms(message: object) -> Row | None:
-    """`data`, and `metadata` under names that begin with two underscores. None for control records (a table was created)."""
+def _kind_without_op(message: Row) -> Skipped:
+    kind = _kind_of(message.keys())
+    if kind is None:
+        raise NoEnvelopeError("Not a change event of Debezium: it has no `op`.")
+    return kind
+
+
+def _kind_of(fields: Collection[str]) -> Skipped | None:
+    if {*fields} == {"ts_ms"}:
+        return "heartbeat"
+    if {"status", "id"} <= {*fields}:
+        return "transaction marker"
+    return "schema change" if {"ddl", "tableChanges"} & {*fields} else None
+
+
+def has_no_row(fields: Collection[str]) -> bool:
+    """Whether messages of Debezium with these fields never have a row."""
+    return _kind_of(fields) is not None or {"op", "message"} <= {*fields}
+
+
+def dms(message: object) -> Row | Skipped:
+    """`data`, and `metadata` under names that begin with two underscores. Control records say, for example, that a table was
+    created."""
     if type(message) is not dict or type(metadata := message.get("metadata")) is not dict:
         raise NoEnvelopeError("Not a message of AWS DMS: it has no `metadata`.")
     if metadata.get("record-type") == "control":
-        return None
+        return "control record"
     data = message.get("data")
     if type(data) is not dict:
         raise NoEnvelopeError("Not a message of AWS DMS: its `data` is not an object.")
@@ -59,5 +90,5 @@ def _scalars(fields: object) -> Sequence[tuple[str, object]]:
     return [(n, v) for n, v in fields.items() if type(v) not in (dict, list)] if type(fields) is dict else []
 
 
-Unwrap = Callable[[object], Row | None]
+Unwrap = Callable[[object], Row | Skipped]
 UNWRAP: dict[str, Unwrap] = {"debezium": debezium, "dms": dms}

@@ -9,7 +9,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from typing import Any
@@ -34,7 +34,7 @@ from lakeupsert.landing.formats.blocks import (
     line_numbers,
 )
 from lakeupsert.landing.formats.dominant import DominantType, Example
-from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Row, Unwrap
+from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Row, TruncateError, Unwrap
 from lakeupsert.landing.formats.inference import TEMPORAL, infer_type, unify
 from lakeupsert.landing.formats.jsonarray import array_begin, cut_elements
 from lakeupsert.landing.formats.lines import TextLines
@@ -76,6 +76,7 @@ class JsonBlock:
     places: Indices
     malformed: Sequence[MalformedRecord]
     text: TextLines | None = None
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def names(self) -> dict[str, None]:
@@ -126,8 +127,11 @@ def schema_of(
     """The columns of all objects, in the order in which they first appear. Types that are not given are inferred."""
     types: dict[str, pa.DataType] = {}
     dominant_types: dict[str, DominantType | None] = {}
+    skipped = malformed = False
     given = given_types(known, text_columns)
     for block in _blocks(source, file, reading):
+        skipped |= bool(block.skipped)
+        malformed |= bool(block.malformed)
         for name in block.names:
             fixed = given(name)
             if name not in types:
@@ -141,7 +145,8 @@ def schema_of(
                     types[name] = unify(types[name], type_, typed=False)
                 more = _dominant(values, type_, block.places, file.path)
                 dominant_types[name] = dominant.combine(dominant_types.get(name), more)
-    return Columns(pa.schema(list(types.items())), {name: one for name, one in dominant_types.items() if one})
+    found = {name: one for name, one in dominant_types.items() if one}
+    return Columns(pa.schema(list(types.items())), found, rowless=skipped and not types and not malformed)
 
 
 def open_blocks(
@@ -204,19 +209,23 @@ def decode_each(
     """
     rows, numbers = [], []
     malformed: list[tuple[int, str]] = []
+    truncates: set[int] = set()
+    skipped: Counter[str] = Counter()
     for i, text in enumerate(texts):
         if not text.strip():
             continue
         try:
             value = _decode(text)
             row = unwrap(value) if unwrap else value
-            if row is None and unwrap:
+            if unwrap and isinstance(row, str):
+                skipped[row] += 1
                 continue
             reason = "Not a JSON object."
         except _NOT_JSON as e:
             row, reason = None, f"Not JSON: {e}"
         except NoEnvelopeError as e:
             row, reason = None, str(e)
+            truncates |= {i} if isinstance(e, TruncateError) else set()
         if type(row) is dict:
             rows.append(row)
             numbers.append(i)
@@ -224,10 +233,11 @@ def decode_each(
             malformed.append((i, reason))
     lines = line_numbers(part, places, [i for i, _ in malformed])
     records = [
-        MalformedRecord(int(places[i]), reason, texts[i].rstrip(b"\r"), line)
+        MalformedRecord(int(places[i]), reason, texts[i].rstrip(b"\r"), line, i in truncates)
         for (i, reason), line in zip(malformed, lines, strict=True)
     ]
-    return JsonBlock(rows, None if unwrap else [texts[i] for i in numbers], places[numbers], records, part)
+    written = None if unwrap else [texts[i] for i in numbers]
+    return JsonBlock(rows, written, places[numbers], records, part, skipped)
 
 
 @dataclass(frozen=True)
