@@ -50,6 +50,7 @@ class Sample:
 
     Attributes:
         paths: the files.
+        columns_of: the names of the columns of each file.
         whole: whether all their rows were read.
         file: the index of each row's file.
         values: the values of each column, one a row; null if the row's file lacks the column.
@@ -79,6 +80,7 @@ class Sample:
             for name, type_ in ((n, without_nulls(t)) for n, t in types.items())
         }
         self.paths = [path for path, _ in tables]
+        self.columns_of = [frozenset(table.schema.names) for _, table in tables]
         self.whole = all(first.whole for _, first in beginnings)
         self.file = np.repeat(np.arange(len(tables)), np.array([len(t) for _, t in tables], np.int64))
         self.count = len(self.file)

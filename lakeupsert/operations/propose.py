@@ -20,7 +20,7 @@ from pyarrow.types import is_date, is_string
 
 from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.landing.files import format_of
+from lakeupsert.landing.files import TYPED, format_of
 from lakeupsert.landing.sample import Column, Sample
 from lakeupsert.landing.table_logs import TableLog, find_log, log_above
 from lakeupsert.operations.propose_reading import SampleReading, choose_reading
@@ -104,6 +104,7 @@ def propose(address: str, table: str | None = None) -> Proposal:
         )
         warnings.insert(0, refused if hive else holds_a_table(log))
     warnings += _add_types(store, read, choices)
+    schema = {**_text_keys(rows, settings["key"].value or [], choices.operation), **choices.schema}
     proposal = Proposal(
         table=table or table_name_of(root),
         hive=hive is not None,
@@ -112,7 +113,10 @@ def propose(address: str, table: str | None = None) -> Proposal:
         settings=settings,
         read=read.settings,
         schema=choices.schema,
-        columns=tuple(rows.columns()),
+        columns=tuple(
+            replace(one, type=str(named_type(schema[one.name], one.name)) if one.name in schema else one.type)
+            for one in rows.columns()
+        ),
         files=len(rows.paths),
         of_files=len(files),
         rows=rows.count,
@@ -121,19 +125,33 @@ def propose(address: str, table: str | None = None) -> Proposal:
     return proposal if proposal.open else _with_check(proposal, rows)
 
 
+def _text_keys(rows: Sample, key: Sequence[str], operation: str | None) -> dict[str, str]:
+    """The columns that a table from these files keeps as text: key and operation, if only files without types have them."""
+    if any(format_of(path, "auto") in TYPED for path in rows.paths):
+        return {}
+    return {name: "string" for name in (*key, operation) if name in rows.values}
+
+
 def _add_types(store: ObjectReader, read: SampleReading, choices: SettingChoices) -> list[str]:
     """Give a type to each column that only a few values make text. Returns warnings about these values."""
     key = choices.key.value or []
     warnings = []
     for name, dominant in read.rows.dominant_types.items():
-        if not is_string(read.rows.values[name].type) or name in (*key, *choices.schema, choices.operation):
+        if not is_string(read.rows.values[name].type) or dominant is None or not dominant.is_clear:
             continue
-        if dominant is not None and dominant.is_clear:
-            type_ = choices.schema[name] = type_name(dominant.type)
+        if name in (*key, choices.operation) and name not in choices.schema:
+            continue
+        but = describe_unfit(store, dominant, read.reading)
+        if name in choices.schema:
             warnings.append(
-                f"column {name!r} gets the type {type_} in `schema`, although {describe_unfit(store, dominant, read.reading)}: "
-                f"such rows go to quarantine. To keep text instead, remove `{toml_key(name)}` from `schema` before the first run"
+                f"column {name!r} is kept as {choices.schema[name]}, although {but}: such rows go to quarantine"
             )
+            continue
+        type_ = choices.schema[name] = type_name(dominant.type)
+        warnings.append(
+            f"column {name!r} gets the type {type_} in `schema`, although {but}: "
+            f"such rows go to quarantine. To keep text instead, remove `{toml_key(name)}` from `schema` before the first run"
+        )
     return warnings
 
 

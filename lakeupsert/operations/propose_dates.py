@@ -12,13 +12,16 @@ import pyarrow.compute as pc
 
 from lakeupsert.landing.formats.dates import DateFormat
 from lakeupsert.operations.propose_words import count
-from lakeupsert.rows.arrays import Column, Mask
+from lakeupsert.rows.arrays import Column, Indices, Mask
 from lakeupsert.rows.convert import as_mask, convert
 
 MOST = 0.9
 """The share of values that are of one kind, if the others are mistakes."""
 _TRIED = 500
 """Different values of a column that decide which formats are tried on all of them."""
+_FEW = 0.01
+"""The share of rows from which values of a second format are evidence for it; at least two. Fewer are slips: the default
+`quarantine_limit` lets them pass to quarantine."""
 _NEAR = timedelta(days=31)
 """So near to the other dates of a column a date is likely."""
 _LIKE_DATE = r"^(?:[A-Za-z]{3,9} )?\d{1,4}[-/. ]?[A-Za-z0-9].{2,30}$"
@@ -63,7 +66,7 @@ def formats_that_fit(words: Column) -> list[_Fit]:
         return []
     formats = [one for one in _FORMATS if _read(one, tried).mask.any()]
     fit = [_read(one, words) for one in formats]
-    covered = np.logical_or.reduce([one.mask for one in fit]) if fit else np.zeros(1, bool)
+    covered = _read_by(fit) if fit else np.zeros(1, bool)
     return fit if covered.mean() >= MOST else []
 
 
@@ -71,14 +74,16 @@ def _read(format_: DateFormat, words: Column) -> _Fit:
     return _Fit(format_, convert(format_.to_iso(words), pa.timestamp("us"))[0])
 
 
-def choose_formats(name: str, words: Column) -> FormatChoice | None:
-    """The formats of a column by its different values; None if it has no dates, or only such as need no format.
+def choose_formats(name: str, values: Column) -> FormatChoice | None:
+    """The formats of a column of text; None if it has no dates, or only such as need no format.
 
     Of two formats that read a value differently, one is chosen if a value decides (25/03/2024 has one meaning), or with a warning
     if only by that one the dates are near the others of the column. Otherwise both stay, so that no value is read wrongly: those
     with two meanings are refused until a person decides.
     """
-    fit = formats_that_fit(words)
+    counted = pc.value_counts(values)
+    words, rows = counted.field("values"), counted.field("counts").to_numpy()
+    words, fit = _without_slips(words, rows)
     choice = FormatChoice([], [])
     for one, other in combinations(fit, 2):
         both = one.mask & other.mask & as_mask(pc.not_equal(one.moments, other.moments))
@@ -91,8 +96,33 @@ def choose_formats(name: str, words: Column) -> FormatChoice | None:
         return None
     choice.value[:] = [one.format.text for one in kept]
     shares = ", ".join(f"{one.format.text} {int(one.mask.sum()):,}" for one in kept)
+    slips = np.logical_not(as_mask(pc.is_in(counted.field("values"), words.filter(pa.array(_read_by(kept))))))
+    if slips.any():
+        example = counted.field("values")[int(np.flatnonzero(slips)[0])].as_py()
+        choice.warnings.append(
+            f"{name}: {rows[slips].sum():,} of {rows.sum():,} values are not written as {' or '.join(choice.value)}, for example "
+            f"{example!r}: such rows go to quarantine. If it is a date, add its format to `dates`"
+        )
     choice.evidence.insert(0, f"{name}, by its {count(len(words), 'different value')}: {shares}")
     return choice
+
+
+def _without_slips(words: Column, rows: Indices) -> tuple[Column, list[_Fit]]:
+    """The values, less the few of other formats than the commonest; and the formats that fit."""
+    fit = formats_that_fit(words)
+    if not fit:
+        return words, fit
+    usual = max(fit, key=lambda one: int(rows[one.mask].sum()))
+    others = _read_by(fit) & ~usual.mask
+    if not others.any() or rows[others].sum() >= max(2, _FEW * rows.sum()):
+        return words, fit
+    words = words.filter(pa.array(~others))
+    return words, formats_that_fit(words)
+
+
+def _read_by(fit: Sequence[_Fit]) -> Mask:
+    mask: Mask = np.logical_or.reduce([one.mask for one in fit])
+    return mask
 
 
 def _loser(
@@ -139,7 +169,7 @@ def _is_near(moments: pa.Array, others: Sequence[_Fit]) -> bool:
 def _fewest(fit: Sequence[_Fit], both_of: Sequence[str]) -> list[_Fit]:
     """The formats of ``both_of``, and the fewest others that read all values that any format reads."""
     kept = [one for one in fit if one.format.text in both_of]
-    open_ = np.logical_or.reduce([one.mask for one in fit]) if fit else np.zeros(0, bool)
+    open_ = _read_by(fit) if fit else np.zeros(0, bool)
     for one in kept:
         open_ = open_ & ~one.mask
     while open_.any():

@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import pyarrow as pa
@@ -22,14 +23,14 @@ from lakeupsert.config import DialectSettings, Reading
 from lakeupsert.landing.files import format_of, read_head
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.csvfile import choose_dialect
-from lakeupsert.landing.formats.inference import FROM_TEXT, THOUSANDS, fits, with_points
+from lakeupsert.landing.formats.inference import FROM_TEXT, THOUSANDS, fits, is_number, with_points
 from lakeupsert.landing.sample import Sample, choose_files, read_sample
 from lakeupsert.operations.propose_dates import MOST, choose_formats, formats_that_fit
-from lakeupsert.operations.propose_words import Choice, count, is_named, name_list
+from lakeupsert.operations.propose_words import Choice, count, is_named, name_list, words_of
 from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectReader
-from lakeupsert.table.evolution import describe_separator
+from lakeupsert.table.evolution import describe_separator, find_typo
 
 _HEAD_BYTES = 1 << 16
 """Of each CSV file, for the sniffer."""
@@ -79,6 +80,7 @@ def choose_reading(store: ObjectReader, files: Sequence[ObjectInfo], *, with_dat
         choices.add_null_words(rows)
         if with_dates:
             choices.add_dates(rows)
+            choices.add_aliases(rows)
     if choices.reading != before:
         rows, failures = read_sample(store, chosen, choices.reading)
     empty = None if rows.count else _describe_empty(store, chosen, choices.reading)
@@ -189,6 +191,27 @@ class _ReadingChoices:
             )
         self.settings["null"] = Choice(words if len(words) > 1 else words[0], tuple(why))
 
+    def add_aliases(self, rows: Sample) -> None:
+        """A column that some files have in place of one of a similar name, if the files are alike otherwise."""
+        files = rows.columns_of
+        some = [name for name in rows.values if not all(name in file for file in files)]
+        pairs = [pair for pair in combinations(some, 2) if _replaces(*pair, rows)]
+        aliases = {}
+        for pair in pairs:
+            if (
+                sum(not {*pair}.isdisjoint(other) for other in pairs) == 1
+            ):  # else nobody knows which of them it replaces
+                name, alias = sorted(
+                    pair, key=lambda n: (-sum(n in file for file in files), [n not in f for f in files])
+                )
+                aliases[alias] = name
+        for alias, name in aliases.items():
+            have = sum(alias in file for file in files)
+            why = f"{have} of {count(len(files), 'sampled file')} have {alias} in place of {name}"
+            self.warnings.append(f"{why}, so it is read as {name}: check `aliases`")
+            old = self.settings.get("aliases", Choice({}, ()))
+            self.settings["aliases"] = Choice({**old.value, alias: name}, (*old.evidence, why))
+
     def add_dates(self, rows: Sample) -> None:
         null = pa.array(self.reading.null_words, pa.string())
         dates: dict[str, object] = {}
@@ -196,7 +219,7 @@ class _ReadingChoices:
         for name, values in rows.values.items():
             if not is_string(values.type) and not (is_integer(values.type) and is_named(name, "day")):
                 continue
-            words = convert(values, pa.string())[0].drop_null().unique()
+            words = convert(values, pa.string())[0].drop_null()
             chosen = choose_formats(name, words.filter(pc.invert(pc.is_in(words, null))))
             if chosen is not None:
                 dates[name] = chosen.value[0] if len(chosen.value) == 1 else chosen.value
@@ -204,6 +227,20 @@ class _ReadingChoices:
                 self.warnings += chosen.warnings
         if dates:
             self.settings["dates"] = Choice(dates, tuple(evidence))
+
+
+def _replaces(one: str, other: str, rows: Sample) -> bool:
+    """Whether each file has one of two columns, which have similar names and types, and most other columns in common."""
+    files = rows.columns_of
+    if not all((one in file) != (other in file) for file in files):
+        return False
+    types = {rows.values[name].type for name in (one, other)}
+    if not (len(types) == 1 or all(map(is_number, types))):
+        return False
+    first, second = (next(file for file in files if name in file) for name in (one, other))
+    words = words_of(one), words_of(other)
+    similar = words[0] < words[1] or words[1] < words[0] or find_typo(one, [other]) is not None
+    return similar and 2 * len(first & second) >= max(len(first), len(second))
 
 
 def _sniff_file(store: ObjectReader, file: ObjectInfo) -> _Sniffed | None:

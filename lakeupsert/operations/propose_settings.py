@@ -17,14 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyarrow.types import is_boolean, is_date, is_integer, is_nested, is_string, is_temporal, is_timestamp
+from pyarrow.types import is_boolean, is_date, is_integer, is_nested, is_string, is_timestamp
 
 from lakeupsert.config import TableSettings, cores
 from lakeupsert.landing.files import format_of
 from lakeupsert.landing.formats.inference import infer_type, without_nulls
 from lakeupsert.landing.sample import Sample
 from lakeupsert.operations.propose_buckets import describe_rule, expression, propose_count
-from lakeupsert.operations.propose_words import WORDS, Choice, count, is_named, key_rank, name_list, percent, words_of
+from lakeupsert.operations.propose_key import SERIES, KeySigns
+from lakeupsert.operations.propose_words import WORDS, Choice, count, is_named, name_list, percent, words_of
 from lakeupsert.pipeline.landing_dates import received_on
 from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import as_mask, convert
@@ -77,6 +78,7 @@ class SettingChoices:
         """The rows of which each key can have only one."""
         self.sources: tuple[str, ...] = ()
         """The column that the partition column is computed from."""
+        self.signs = KeySigns(rows)
 
     def settings(self) -> dict[str, Choice]:
         delete = self._delete()
@@ -84,7 +86,14 @@ class SettingChoices:
         partition_by = self._partition()
         self.partition: list[str] = [PartitionColumn.parse(text).column for text in partition_by.value or ()]
         orders = self._orders()
-        self.key = key = self._key(orders)
+        partition_by, series = self._series(partition_by)
+        self.key = key = series or self._key(orders)
+        for name in self.sources:
+            if name not in (key.value or ()) and is_named(name, "newer") and not is_named(name, "event", "older"):
+                self.warnings.append(
+                    f"partition_by is the day of {name}: if an update changes {name}, the key gets a row in another day and "
+                    "keeps the old one: check it"
+                )
         for name in set(self.sources) & set(key.value or ()) - set(self.schema):
             self.schema[name] = type_name(self.values[name].type)  # else a key column of a text file is text
         if not self.partition and partition_by.value is not None and key.value:
@@ -92,7 +101,7 @@ class SettingChoices:
         return {
             "partition_by": partition_by,
             "key": key,
-            "order_by": self._order(list(orders), key.value or []),
+            "order_by": self._order([name for name in orders if name not in (key.value or ())], key.value or []),
             "landing_dates": self._landing_dates(),
             "delete": delete,
         }
@@ -207,11 +216,6 @@ class SettingChoices:
             evidence += self._kept_as(name, "timestamp_ntz")
         if moments[1:]:
             evidence.append(f"also timestamps: {name_list(moments[1:])}")
-        if is_named(name, "newer") and not is_named(name, "event", "older"):
-            self.warnings.append(
-                f"partition_by is the day of {name}: if an update changes {name}, the key gets a row in another day and "
-                "keeps the old one: check it"
-            )
         return Choice([f"date({name}) as {column}" if column == "day" else f"date({name})"], tuple(evidence))
 
     def _partition_of_folders(self, name: str) -> Choice:
@@ -239,6 +243,27 @@ class SettingChoices:
         if not is_date(found):
             self.schema[name] = kept
             yield f"it is {found} in the files and should be kept as {kept}"
+
+    def _series(self, partition_by: Choice) -> tuple[Choice, Choice | None]:
+        """The partition and the key if the table is a series: its dates or times are the key. Else the partition as it is."""
+        if self.hive is not None or not self.partition or not partition_by.value:
+            return partition_by, None
+        [name] = self.sources or self.partition
+        use = self.rows.fresh & self.inserts & self.rows.present([name])
+        key = self.signs.series(name, use, is_day=not self.sources)
+        if key is None:
+            return partition_by, None
+        files, rows = len(np.unique(self.rows.file[use])), int(use.sum())
+        again = rows - len(np.unique(self.rows.group([name])[use]))
+        if again >= rows / 2:
+            why = f"each file has one row for each {name}, but the files have the same ones: no column says what a file is about"
+            return partition_by, self._leave_open("key is left open", why)
+        why = f"{name}: each value is in one row of its file, {count(rows, 'row')} in {count(files, 'file')}: a series"
+        evidence = [why, *(f"{n} has one value here, which may name the series" for n in key[:-1]), *self._repeats(key)]
+        if not self.sources:
+            self.sources, self.partition = (name,), []
+            partition_by = Choice([f"year({name})"], (*partition_by.evidence, "one row a day, so partitions are years"))
+        return partition_by, Choice(key, tuple(evidence))
 
     # -- order
 
@@ -306,15 +331,20 @@ class SettingChoices:
         ordering = [name for name, is_sure in orders.items() if is_sure]
         where = "within " + " and ".join(f"one {what}" for what in (*([] if self.hive else ["file"]), *self.partition))
         scope = self.rows.group(self.partition, None if self.hive else self.rows.file)
-        use = self.rows.fresh & self.inserts & self.rows.present(self.partition)
-        use &= np.bincount(scope[use], minlength=scope.max(initial=0) + 1)[scope] > 1  # a lone row is always unique
+        every = use = self.rows.fresh & self.inserts & self.rows.present(self.partition)
+        use = use & (
+            np.bincount(scope[use], minlength=scope.max(initial=0) + 1)[scope] > 1
+        )  # a lone row is always unique
+        if not use.any() and every.sum() >= SERIES:  # what tells all rows of a file apart does so in each partition
+            scope, use, where = self.rows.group([], None if self.hive else self.rows.file), every, "within one file"
         compared = int(use.sum())
         candidates = [
             n
             for n, v in self.values.items()
             if is_key_type(v.type)
             and not is_boolean(v.type)
-            and n not in (*ordering, *self.partition, self.operation)
+            and n not in (*self.partition, self.operation)
+            and (n not in ordering or (n in self.sources and self.signs.is_clock(n)))
             and self.rows.nulls(n) <= (FEW if is_named(n, "key") else 0)  # rows without a key can't be taken
         ]
         if not compared or not candidates:
@@ -325,22 +355,27 @@ class SettingChoices:
             )
 
         def doubt(names: tuple[str, ...]) -> tuple[int, ...]:
-            return self._doubt(names, candidates)
+            return self.signs.doubt(names, candidates)
 
         shares = self._shares_of_distinct(candidates, use, scope)
         unique = sorted((c for c, s in shares.items() if s == 1), key=doubt)
         closest = sorted((c for c, s in shares.items() if s < 1), key=lambda c: (-shares[c], doubt(c)))
         others = ", ".join(f"{' + '.join(c)} {percent(shares[c])}" for c in closest[:3])
         rows = count(compared, "row")
-        if not unique or doubt(unique[0])[0]:  # pairs of other columns may be unique because each update changes them
-            updated = self._updated_key([c for c in shares if doubt(c)[0] == 0], list(orders), use, scope)
+        if not unique or self.signs.unlike(unique[0]):  # pairs of others may be unique because each update changes them
+            updated = self._updated_key([c for c in shares if not self.signs.unlike(c)], list(orders), use, scope)
             if updated is not None:
                 return updated
         if not unique:
             why = f"no combination of columns is unique {where} ({rows} compared); closest: {others}"
             return self._leave_open("key is left open", why)
         key = unique[0]
-        if doubt(key)[0] and not (self.rows.whole and len(self.rows.paths) == len(self.names)):
+        if self.signs.measures(key) == len(key):
+            why = (
+                f"only {' + '.join(key)} is unique {where} ({rows} compared): a measure or a time, which may come twice"
+            )
+            return self._leave_open("key is left open", f"{why}; not unique: {others}" if others else why)
+        if self.signs.unlike(key) and not (self.rows.whole and len(self.rows.paths) == len(self.names)):
             found = ", ".join(" + ".join(c) for c in unique[:4])
             why = f"{found}: unique {where} in the sample ({rows} compared), but not all rows were read, and no name says key"
             return self._leave_open("key is left open", why)
@@ -351,7 +386,7 @@ class SettingChoices:
             evidence.append(f"unique too: {', '.join(' + '.join(c) for c in unique[1:4])}")
         if compared < THIN:
             self.warnings.append(f"key {name_list(key)} has thin evidence: only {rows} could be compared")
-        if doubt(key)[0]:
+        if self.signs.unlike(key):
             self.warnings.append(
                 f"key {name_list(key)} is unique in the sample, but is not named like a key: check it. `run` counts rows that "
                 "repeat a key as superseded"
@@ -378,13 +413,15 @@ class SettingChoices:
         shares: dict[tuple[str, ...], float] = {(n,): share([n]) for n in candidates}
         if not any(s == 1 and is_named(n, "key") for (n,), s in shares.items()):
             parts = sorted(
-                (c for c, s in shares.items() if s < 1), key=lambda c: (self._doubt(c, candidates)[0], -shares[c])
+                (c for c, s in shares.items() if s < 1),
+                key=lambda c: (*self.signs.doubt(c, candidates)[:2], -shares[c]),
             )
-            likeliest = sorted(parts[:CANDIDATES], key=lambda c: self._doubt(c, candidates))
+            likeliest = sorted(parts[:CANDIDATES], key=lambda c: self.signs.doubt(c, candidates))
             shares |= {(a, b): share([a, b]) for (a,), (b,) in combinations(likeliest, 2)}
-            if max(shares.values()) < 1 and use.sum() >= TRIPLE_ROWS:
-                anchors = set(sorted(candidates, key=lambda n: -shares[n,])[:ANCHORS])
-                wide = sorted(candidates, key=lambda n: self._doubt((n,), candidates))[:MOST_COLUMNS]
+            found = any(s == 1 and self.signs.measures(c) < len(c) for c, s in shares.items())
+            if not found and use.sum() >= TRIPLE_ROWS:
+                anchors = set(sorted(candidates, key=lambda n: (self.signs.is_measure(n), -shares[n,]))[:ANCHORS])
+                wide = sorted(candidates, key=lambda n: self.signs.doubt((n,), candidates))[:MOST_COLUMNS]
                 triples = [names for names in combinations(wide, 3) if anchors & set(names)]
                 shares |= {names: share(names) for names in triples}
         return shares
@@ -397,7 +434,7 @@ class SettingChoices:
         ``named``: combinations of columns that are named like keys. None if no such combination is a key, or if most rows would
         be gone, as with the name of a sensor in its readings.
         """
-        for names in sorted(named, key=lambda names: self._doubt(names, list(self.values))):
+        for names in sorted(named, key=lambda names: self.signs.doubt(names, list(self.values))):
             rows = use & self.rows.present(names)
             ids = self.rows.group(names, scope)
             left = len(np.unique(ids[rows]))
@@ -413,12 +450,6 @@ class SettingChoices:
             )
             return Choice(list(names), (why, *self._repeats(names)))
         return None
-
-    def _doubt(self, names: tuple[str, ...], candidates: Sequence[str]) -> tuple[int, ...]:
-        """The less, the likelier a key: by its names, its length, its types and its place, since keys are mostly first."""
-        unlike = sum(not is_named(n, "key") for n in names)
-        moments = sum(is_temporal(self.values[n].type) for n in names)
-        return unlike, len(names), moments, sum(map(key_rank, names)), sum(candidates.index(n) for n in names)
 
     def _repeats(self, key: Sequence[str]) -> Iterator[str]:
         """Keys that are there again in other files are updates; in another partition, they are other rows."""

@@ -5,7 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_KEYS = ("id", "key", "uuid", "guid", "number", "no", "nr", "num", "code", "sku")
+_KEYS = (
+    "id",
+    "key",
+    "uuid",
+    "guid",
+    "number",
+    "no",
+    "nr",
+    "num",
+    "code",
+    "sku",
+    "email",
+    "username",
+    "symbol",
+    "ticker",
+)
 WORDS = {
     what: frozenset(words.split())
     for what, words in {
@@ -16,8 +31,14 @@ WORDS = {
         "counter": "updated modified changed version revision rev lsn scn offset ts timestamp epoch",
         "event": "transaction event order sale sales business trade booking partition",
         "day": "day dt date",
+        "clock": "ts timestamp time date datetime utc local at",
         "arrival": "updated update modified changed record loaded load ingested ingest received arrival extracted",
         "other": "birth dob expiry expires expiration due valid until",
+        "measure": "amount amt price cost total subtotal sum value val qty quantity balance volume vol stock pop population temp "
+        "tmin tmax temperature rain precipitation wind humidity pressure height weight width depth size age score rating rate "
+        "ratio percent pct share count cnt views visits clicks likes hits income revenue salary tax discount fee profit margin "
+        "speed distance duration open high low close min max avg mean median kwh betrag menge preis wert summe anzahl montant "
+        "prix quantite importe precio cantidad",
         "operation": "op operation action cdc dml rowkind change",
         "flag": "deleted delete removed",
         # values

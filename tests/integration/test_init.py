@@ -154,7 +154,7 @@ def test_columns_are_described(here: Path) -> None:
         [order(i, 1, NIGHTS[i % 2], datetime(2020, 2, 1), i, note="" if i % 4 else "x") for i in range(200)],
     )
     columns = {c.pop("name"): c for c in answer("zone")["result"]["columns"]}
-    assert columns["order_id"] == {"type": "int64", "nulls": 0, "distinct": 200, "low": 0, "high": 199}
+    assert columns["order_id"] == {"type": "string", "nulls": 0, "distinct": 200, "low": 0, "high": 199}
     assert columns["note"] == {"type": "string", "nulls": 150, "distinct": 1, "low": "x", "high": "x"}
     assert columns["transaction_date"]["type"] == "date32[day]"
     assert (columns["transaction_date"]["low"], columns["transaction_date"]["high"]) == ("2020-01-28", "2020-01-29")
@@ -333,6 +333,56 @@ def test_formats_of_dates_are_what_the_values_settle(days: Sequence[str], format
     assert any("day: '0" in w and "may be %d/%m/%Y or %m/%d/%Y" in w for w in found["warnings"]) == warned
 
 
+@pytest.mark.parametrize(
+    ("usual", "slip", "read"),
+    [
+        ("2024-01-{:02d}", "05/06/2024", {}),
+        ("2024-01-{:02d}", "unknown", {}),
+        ("{:02d}/01/2024", "2024-13-45", {"dates": {"day": "%d/%m/%Y"}}),
+        ("{:02d}/01/2024", "2024-01-05", {"dates": {"day": "%d/%m/%Y"}}),
+    ],
+)
+def test_slip_is_no_format_and_is_named(usual: str, slip: str, read: Any) -> None:
+    lines("landing/a.csv", "id,day", *(f"{i},{slip if i == 77 else usual.format(1 + i % 28)}" for i in range(300)))
+    found = answer("landing")
+    assert found["result"]["proposed"]["read"] == read
+    assert found["result"]["proposed"]["partition_by"] == ["day"]
+    assert any(f"'{slip}'" in w and "go to quarantine" in w for w in found["warnings"])
+    assert len(table_rows()) == 299
+
+
+def test_points_between_thousands_show_the_decimal_comma() -> None:
+    lines(
+        "landing/a.csv", "id;day;betrag", *(f"{i};2024-01-01;{1 + i % 9}.{100 + i},{10 + i % 90}" for i in range(200))
+    )
+    assert answer("landing")["result"]["proposed"]["read"] == {"delimiter": ";", "decimal_separator": ","}
+    assert sorted(float(row[0]) for row in table_rows()) == sorted(
+        float(f"{1 + i % 9}{100 + i}.{10 + i % 90}") for i in range(200)
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "aliases"),
+    [
+        (("price", "price", "unit_price"), {"unit_price": "price"}),
+        (("price", "unit_price"), {"unit_price": "price"}),
+        (("unit_price", "price", "price"), {"unit_price": "price"}),
+        (("quantity", "quantty"), {"quantty": "quantity"}),
+        (("price", "colour"), None),
+        (("price", "unit_price", "list_price"), None),
+        (("price", "price,unit_price"), None),
+    ],
+)
+def test_column_in_place_of_one_of_a_similar_name_is_its_alias(names: Sequence[str], aliases: Any) -> None:
+    for n, name in enumerate(names):
+        more = ",1" * name.count(",")
+        lines(f"landing/{n}.csv", f"id,day,{name}", *(f"{n * 100 + i},2024-01-01,{i / 4}{more}" for i in range(100)))
+    found = answer("landing")
+    assert found["result"]["proposed"]["read"].get("aliases") == aliases
+    assert any("check `aliases`" in w for w in found["warnings"]) == (aliases is not None)
+    assert all("None" not in row for row in table_rows()) == (aliases is not None)
+
+
 def test_times_have_formats_too() -> None:
     rows = (f"{i},2020-01-01,{1 + i % 28:02d}.01.2024 {i % 24:02d}:00" for i in range(300))
     lines("zone/a.csv", "id,day,updated_at", *rows)
@@ -415,6 +465,118 @@ def test_readings_of_a_sensor_are_no_updates() -> None:
     write("zone/a.csv", rows)
     found = answer("zone")
     assert found["result"]["proposed"]["key"] != ["sensor_id"]
+
+
+# ---------------------------------------------------------------- keys, and what is unique by accident
+
+CHANCE = random.Random(5)
+AMOUNTS = [n * 7919 % 1_000_003 * n for n in range(1, 2000)]
+"""All different, of one to ten digits."""
+
+
+def day(n: int) -> str:
+    return f"{date(2024, 1, 1) + timedelta(days=n)}"
+
+
+def clock(n: int, minutes: int = 60) -> str:
+    return f"{datetime(2024, 1, 1) + timedelta(minutes=minutes * n)}"
+
+
+def event(n: int) -> str:
+    """Moments without a rhythm, all different."""
+    return f"{datetime(2024, 1, 1) + timedelta(minutes=n, seconds=n * n % 59)}"
+
+
+KEYS: dict[str, tuple[str, list[str], list[str] | None, list[str]]] = {
+    "receipts": (
+        "receipt_id,line_no,date,amount", [f"{i // 3},{i % 3},{day(i // 30)},{AMOUNTS[i]}" for i in range(300)],
+        ["receipt_id", "line_no"], ["date"],
+    ),
+    "stock by shop, with an amount": (
+        "date,stock,shop,sku", [f"{day(i // 50)},{AMOUNTS[i]},{i % 5},K{i // 5 % 10}" for i in range(500)],
+        ["sku", "shop"], ["date"],
+    ),
+    "id at the end": (
+        "name,balance,signup_date,user_id", [f"n{i % 9},{AMOUNTS[i]},{day(i // 9)},{i}" for i in range(200)],
+        ["user_id"], ["signup_date"],
+    ),
+    "only an amount": (
+        "date,customer,amount", [f"{day(i // 20)},c{i % 7},{AMOUNTS[i]}" for i in range(400)],
+        None, ["date"],
+    ),
+    "countries by year": (
+        "country,year,pop", [f"c{i % 9},{1950 + i // 9},{AMOUNTS[i]}" for i in range(180)],
+        ["country", "year"], [],
+    ),
+    "days": (
+        "Date,Open,Close,Volume", [f"{day(i)},{i / 7},{i / 9},{AMOUNTS[i]}" for i in range(400)],
+        ["Date"], ["year(Date)"],
+    ),
+    "days of one symbol": (
+        "symbol,day,close", [f"IBM,{day(i * 7 // 5)},{AMOUNTS[i]}" for i in range(400)],
+        ["symbol", "day"], ["year(day)"],
+    ),
+    "days with a number": (
+        "order_id,day,total", [f"{i},{day(i)},{AMOUNTS[i]}" for i in range(100)],
+        ["order_id"], ["day"],
+    ),
+    "readings": (
+        "sensor,ts,celsius", [f"s{i % 5},{clock(i // 5)},{i / 7}" for i in range(1000)],
+        ["sensor", "ts"], ["date(ts) as day"],
+    ),
+    "a meter": (
+        "timestamp,kwh", [f"{clock(i, 15)},{i / 7}" for i in range(900)],
+        ["timestamp"], ["date(timestamp) as day"],
+    ),
+    "log lines": (
+        "time,level,message", [f"{event(i)},l{i % 3},m{i % 40}" for i in range(500)],
+        None, ["date(time) as day"],
+    ),
+    "events": (
+        "ts,event,user,uuid", [f"{event(i)},e{i % 3},{i % 40},{CHANCE.getrandbits(64):x}" for i in range(500)],
+        ["uuid"], ["date(ts) as day"],
+    ),
+    "users": (
+        "name,email,created_at", [f"n{i},n{i}@x.org,{event(i * 60)}" for i in range(300)],
+        ["email"], ["date(created_at) as day"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_key_is_what_tells_things_apart(name: str) -> None:
+    header, rows, key, partition_by = KEYS[name]
+    lines("landing/a.csv", header, *rows)
+    result = answer("landing")["result"]
+    assert (result["proposed"]["key"], result["proposed"]["partition_by"]) == (key, partition_by)
+    if key is not None:
+        assert len(table_rows()) == len(rows)
+
+
+def test_series_in_files_that_nothing_tells_apart_has_no_key() -> None:
+    for name in ("AAPL", "MSFT"):
+        lines(f"zone/{name}.csv", "date,close", *(f"{day(i)},{i / len(name) + ord(name[0])}" for i in range(100)))
+    found = answer("zone")
+    assert found["result"]["proposed"]["key"] is None
+    assert any("no column says what a file is about" in w for w in found["warnings"])
+
+
+def test_series_that_comes_in_parts_and_again_is_one() -> None:
+    lines("landing/1.csv", "date,close", *(f"{day(i)},{i}" for i in range(100)))
+    lines("landing/2.csv", "date,close", *(f"{day(i)},{i + (i == 95)}" for i in range(90, 140)))
+    assert answer("landing")["result"]["proposed"]["key"] == ["date"]
+    assert len(table_rows()) == 140
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
+def test_types_of_the_proposal_are_those_of_the_table(ending: str) -> None:
+    """A key of a text file stays text, so that 0042 stays 0042."""
+    write(f"landing/a{ending}", [order(i, 1, NIGHTS[i % 3], datetime(2020, 2, 1), i) for i in range(200)])
+    found = {column["name"]: column["type"] for column in answer("landing")["result"]["columns"]}
+    assert found["order_id"] == ("int64" if ending == ".parquet" else "string")
+    table_rows()
+    with Table.open("lakeupsert.toml") as table:
+        assert {field.name: str(field.type) for field in table.schema} == found
 
 
 # ---------------------------------------------------------------- what is left open

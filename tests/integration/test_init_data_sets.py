@@ -93,10 +93,10 @@ SETS: dict[str, tuple[str, Any, Proposed]] = {
         lambda: packaged("vega_datasets", "_data/sf-temps.csv"),
         Proposed(8759, ["date"], ["date(date) as day"], STAMPED, {"dates": {"date": "%Y/%m/%d %H:%M:%S"}}),
     ),
-    "days of weather": (  # one row a day: nothing shows what a key is
+    "days of weather": (  # one row a day
         "seattle-weather.csv",
         lambda: packaged("vega_datasets", "_data/seattle-weather.csv"),
-        Proposed(1461, None, ["date"], STAMPED, {"dates": {"date": "%Y/%m/%d"}}),
+        Proposed(1461, ["date"], ["year(date)"], STAMPED, {"dates": {"date": "%Y/%m/%d"}}),
     ),
     "cars": (  # an array of objects
         "cars.json",
@@ -111,7 +111,7 @@ SETS: dict[str, tuple[str, Any, Proposed]] = {
     "countries": (
         "gapminder.csv",
         lambda: packaged("gapminder", "gapminder.csv"),
-        Proposed(1704, ["pop"], [], STAMPED, {}),
+        Proposed(1704, ["country", "year"], [], STAMPED, {}),
     ),
 }
 
