@@ -4,7 +4,7 @@ Reads     the beginnings of sample files (`landing.sample`)
 Writes    temporary copies of the beginnings of CSV files, for DuckDB's sniffer
 Repeat    safe: the same files give the same choices
 
-    sniff each CSV file -> read the sample -> decimal commas, null words -> formats of dates -> read it again, by these
+    sniff each CSV file -> read the sample -> envelope, decimal commas, null words, formats of dates -> read it again, by these
 """
 
 import csv
@@ -30,7 +30,7 @@ from lakeupsert.operations.propose_words import Choice, count, is_named, name_li
 from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectReader
-from lakeupsert.table.evolution import describe_separator, find_typo
+from lakeupsert.table.evolution import describe_separator, find_envelope, find_typo
 
 _HEAD_BYTES = 1 << 16
 """Of each CSV file, for the sniffer."""
@@ -75,6 +75,12 @@ def choose_reading(store: ObjectReader, files: Sequence[ObjectInfo], *, with_dat
     choices.add_dialects()
     before = choices.reading
     rows, failures = read_sample(store, chosen, before)
+    if envelope := find_envelope(rows.values):
+        choices.settings["envelope"] = Choice(
+            envelope, (f"each row is in an envelope of {envelope}: {name_list(list(rows.values))}",)
+        )
+        before = choices.reading
+        rows, failures = read_sample(store, chosen, before)
     if rows.count:
         choices.add_decimal_commas(rows)
         choices.add_null_words(rows)

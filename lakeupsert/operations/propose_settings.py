@@ -22,6 +22,7 @@ from pyarrow.types import is_boolean, is_date, is_integer, is_nested, is_string,
 from lakeupsert.config import TableSettings, cores
 from lakeupsert.landing.files import format_of
 from lakeupsert.landing.formats.inference import infer_type, without_nulls
+from lakeupsert.landing.formats.positions import EVENT_TIMES, LOG_POSITION
 from lakeupsert.landing.sample import Sample
 from lakeupsert.operations.propose_buckets import describe_rule, expression, propose_count
 from lakeupsert.operations.propose_key import SERIES, KeySigns
@@ -67,7 +68,9 @@ class SettingChoices:
         """``hive``: the column of the folders' names, in a Hive-partitioned table; ``names``: of all files; ``size``: their
         bytes; ``dated``: columns whose dates have formats, some of which the sample may not settle."""
         self.rows = rows
-        self.values = rows.values
+        self.is_events = "__op" in rows.values and any(name.startswith("__source_") for name in rows.values)
+        """Whether rows are events of Debezium, whose own fields begin with two underscores."""
+        self.values = {n: v for n, v in rows.values.items() if not (self.is_events and n.startswith("__"))}
         self.hive = hive
         self.names = names
         self.size = size
@@ -101,7 +104,8 @@ class SettingChoices:
         return {
             "partition_by": partition_by,
             "key": key,
-            "order_by": self._order([name for name in orders if name not in (key.value or ())], key.value or []),
+            "order_by": self._order_of_events()
+            or self._order([name for name in orders if name not in (key.value or ())], key.value or []),
             "landing_dates": self._landing_dates(),
             "delete": delete,
         }
@@ -114,6 +118,9 @@ class SettingChoices:
     # -- delete
 
     def _delete(self) -> Choice:
+        if self.is_events:
+            self.inserts = self._events_of_distinct_keys()
+            return Choice({"column": "__op", "values": ["d"]}, ("__op is the operation of each event",))
         for name, values in self.values.items():
             if is_nested(values.type) or not 0 < self.rows.distinct(name) <= 12:
                 continue
@@ -137,6 +144,16 @@ class SettingChoices:
                 why = "only the letters say so" if deletes else "none of them is a delete"
                 return self._leave_open("[delete] is left out", f"{name} may hold operations ({shares}), but {why}")
         return Choice(None, ("no column looks like operations: rows delete nothing",))
+
+    def _events_of_distinct_keys(self) -> Mask:
+        """The events of the largest snapshot, which has each key once; without one, those that create a row."""
+        is_read = as_mask(pc.equal(self.rows.values["__op"], "r"))
+        if is_read.any() and LOG_POSITION in self.rows.values:
+            positions = self.rows.codes(LOG_POSITION)
+            is_read &= positions == np.bincount(positions[is_read]).argmax()
+            return is_read
+        is_insert = as_mask(pc.is_in(self.rows.values["__op"], pa.array(["c", "r"])))
+        return is_insert if is_insert.any() else np.full(self.rows.count, True)
 
     # -- partition
 
@@ -284,6 +301,26 @@ class SettingChoices:
             if is_counter or is_moment or is_day:
                 doubts[name] = (older, not newer, not is_moment, place)
         return {name: not doubts[name][1] for name in sorted(doubts, key=doubts.__getitem__)}
+
+    def _order_of_events(self) -> Choice | None:
+        """The order of Debezium's events, whole or flattened; None if rows are no such events."""
+        values = self.rows.values
+        if LOG_POSITION in values and not self.rows.nulls(LOG_POSITION):
+            low, high = self.rows.range(LOG_POSITION)
+            return Choice(
+                [LOG_POSITION],
+                (f"{LOG_POSITION}: the place of each event in the database's log, from {low} to {high}",),
+            )
+        lsn, time = (
+            next((n for n in names if n in values), None) for names in (("__source_lsn", "__lsn"), EVENT_TIMES)
+        )
+        if lsn is None or time is None:
+            return None
+        self.warnings.append(
+            f"order_by is {time}, {lsn}: rows of an incremental snapshot, and changes during a first snapshot, may lose or win "
+            "wrongly. Land whole events of Debezium, which are not flattened, and their order is exact"
+        )
+        return Choice([time, lsn], (f"{time} is the time of the commit, {lsn} the place of the change within it",))
 
     def _order(self, candidates: list[str], key: list[str]) -> Choice:
         evidence: list[str] = []

@@ -37,7 +37,10 @@ _GRAMMAR = {
     "order_by": " (COLUMN, then asc or desc, then nulls first or nulls last)",
     "partition_by": " (COLUMN, or year, month, date or hour of one: `date(COLUMN) as NAME`, or `bucket(N, COLUMN, …)`)",
 }
-_WRAPPED = {"debezium": ({"op", "before", "after"}, {"schema", "payload"}), "dms": ({"data", "metadata"},)}
+_WRAPPED: dict[Literal["debezium", "dms"], tuple[set[str], ...]] = {
+    "debezium": ({"op", "before", "after"}, {"schema", "payload"}),
+    "dms": ({"data", "metadata"},),
+}
 """The columns of change events that are read without the setting `read.envelope`."""
 _UNSPLIT = re.compile(r"[^;,|\t]+([;,|\t])(?:[^;,|\t]+\1)*[^;,|\t]+")
 _ORDER_TYPES = "numbers, text, dates, times, timestamps, booleans, binary"
@@ -248,10 +251,15 @@ def _refuse_unfit_rules(schema: pa.Schema, declared: TableSpec) -> None:
 def _suggestion(name: str, schema: pa.Schema) -> str:
     """Suggests the column of ``schema`` that ``name`` may be a typo of, and lists them all."""
     close = nearest_name(name, schema.names)
-    envelope = next((e for e, names in _WRAPPED.items() if any(n <= set(schema.names) for n in names)), None)
+    envelope = find_envelope(schema.names)
     wrapped = f' The rows look wrapped: set `envelope = "{envelope}"` in [tables.….read].' if envelope else ""
     found = f" Found: {', '.join(schema.names)}."
     return f"{f' Did you mean {close!r}?' if close else ''}{found}{wrapped}{describe_separator(schema.names)}"
+
+
+def find_envelope(columns: Iterable[str]) -> Literal["debezium", "dms"] | None:
+    """The envelope that rows with these columns are in, if they were read without the setting."""
+    return next((e for e, names in _WRAPPED.items() if any(n <= set(columns) for n in names)), None)
 
 
 def describe_separator(names: Iterable[str]) -> str:

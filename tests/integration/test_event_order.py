@@ -1,0 +1,237 @@
+"""Events that Debezium recorded (`tests/capture/shorten.py`), in the order of `__log_position`: the table is the database.
+
+They have transactions that were open during the snapshot, inserts that waited for another transaction, key changes, several
+changes of a key in one transaction, incremental and blocking snapshots, and events that a killed connector sent again.
+"""
+
+import io
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+
+from lakeupsert import Table
+from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.operations.propose import propose
+
+Event = Mapping[str, Any]
+Rows = list[list[Any]]
+NAMES = ("id", "u", "area", "v")
+RECORDED = Path(__file__).with_name("recorded")
+
+
+def recorded(database: str) -> tuple[list[Event], Rows]:
+    """The events, and the rows of the database after them."""
+    *events, last = map(json.loads, (RECORDED / f"{database}.jsonl").read_text().splitlines())
+    return events, last["rows"]
+
+
+class Feed:
+    """A table of such events, with a file a night."""
+
+    def __init__(self, root: Path, *order_by: str, **settings: Any) -> None:
+        self.root, self.nights = root, 0
+        (root / "landing").mkdir(parents=True)
+        given = {
+            "key": ("id",),
+            "partition_by": (),
+            "order_by": order_by or ("__log_position",),
+            "schema": {"id": "bigint", "u": "bigint", "area": "string", "v": "string"},
+            "read": ReadSettings(envelope="debezium"),
+            "delete": DeleteSettings(column="__op", values=("d",)),
+            "quarantine_limit": 99,
+            **settings,
+        }
+        zones = {zone: str(root / zone) for zone in ("landing", "processed")}
+        self.table = Table("t", TableSettings(**zones, **given))
+
+    def night(self, events: Sequence[Event], host: str = "local", **options: Any) -> Any:
+        self.nights += 1
+        text = "".join(json.dumps(event) + "\n" for event in events)
+        (self.root / "landing" / f"{self.nights:02}.jsonl").write_text(text)
+        return self.table.run(host=host, **options).append
+
+    def run(self, events: Sequence[Event], host: str = "local") -> list[str]:
+        """Land the events in four nights; their warnings."""
+        size = len(events) // 4 + 1
+        parts = [events[begin : begin + size] for begin in range(0, len(events), size)]
+        return [warning for part in parts for warning in self.night(part, host).warnings]
+
+    @property
+    def rows(self) -> Rows:
+        found = self.table.to_arrow(columns=list(NAMES)).read_all().to_pylist()
+        return sorted([row[name] for name in NAMES] for row in found)
+
+
+def event(op: str, id_: int, v: str, source: Mapping[str, Any]) -> Event:
+    row = {"id": id_, "u": None, "area": "a", "v": v}
+    return {"op": op, "before": row if op == "d" else None, "after": None if op == "d" else row, "source": source}
+
+
+def source(commit: int | None, lsn: int | None, snapshot: str = "false", ts_us: int = 0) -> Mapping[str, Any]:
+    sequence = json.dumps([None if n is None else str(n) for n in (commit, lsn)])
+    return {"connector": "postgresql", "snapshot": snapshot, "sequence": sequence, "lsn": lsn, "ts_us": ts_us}
+
+
+@pytest.mark.parametrize("arrival", ["as sent", "shuffled"])
+@pytest.mark.parametrize("settings", [{}, {"partition_by": ("area",), "key_scope": "table"}, {"mode": "columns"}])
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"])
+def test_table_is_the_database(database: str, settings: Mapping[str, Any], arrival: str, tmp_path: Path) -> None:
+    events, rows = recorded(database)
+    if arrival == "shuffled":
+        random.Random(database).shuffle(events)
+    feed = Feed(tmp_path, **settings)
+    warnings = feed.run(events)
+    assert feed.rows == rows
+    assert arrival == "shuffled" or not warnings
+    checked = feed.table.reconcile(deep=True)
+    assert not checked.unbalanced
+    assert checked.recomputed is not None
+    assert all(found.equal for found in checked.recomputed.partitions.values())
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"])
+def test_table_is_the_database_on_spark(database: str, tmp_path: Path) -> None:
+    events, rows = recorded(database)
+    random.Random(database).shuffle(events)
+    feed = Feed(tmp_path, engine="spark")
+    feed.run(events, host="spark")
+    assert feed.rows == rows
+
+
+@pytest.mark.parametrize("column", ["__source_lsn", "__source_file"])
+def test_order_that_loses_rows_is_warned_of_for_good(column: str, tmp_path: Path) -> None:
+    events, rows = recorded("postgresql" if column == "__source_lsn" else "mariadb")
+    feed = Feed(tmp_path, column, *(("__source_pos", "__source_row") if column == "__source_file" else ()))
+    warnings = feed.run(events)
+    assert (feed.rows == rows) == (column == "__source_file")  # whose files have names of one length
+    warnings = [w for w in warnings if "compared as text" not in w or "begins" in w]
+    assert len(warnings) == 4
+    lasting = [*feed.table.status().warnings, *(f.next for f in feed.table.doctor() if f.level == "warning")]
+    assert len([w for w in (*warnings, *lasting) if '`order_by = ["__log_position"]`' in str(w)]) == 6
+    (tmp_path / "processed").rename(tmp_path / "old")
+    again = Feed(tmp_path / "again")
+    again.table = Table("t", TableSettings(**{**_given(feed), "order_by": ("__log_position",)}))
+    again.table.run(host="local")
+    assert again.rows == rows
+
+
+def _given(feed: Feed) -> dict[str, Any]:
+    settings = feed.table.settings
+    return {
+        name: getattr(settings, name)
+        for name in ("landing", "processed", "key", "partition_by", "schema", "read", "delete")
+    }
+
+
+def test_event_without_a_position_is_refused(tmp_path: Path) -> None:
+    feed = Feed(tmp_path)
+    lacks = {"connector": "postgresql", "snapshot": "false", "lsn": 9}
+    appended = feed.night([event("c", 1, "x", source(None, 5)), event("u", 1, "y", lacks)])
+    assert appended.entry.quarantined == {"order_missing": 1}
+    assert feed.rows == [[1, None, "a", "x"]]
+
+
+def test_connector_without_positions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as e:
+        Feed(tmp_path).night([event("c", 1, "x", {"connector": "oracle", "scn": "1"})])
+    assert e.value.code == "missing-column"
+
+
+def test_incremental_snapshot_under_an_order_by_time_is_warned_of(tmp_path: Path) -> None:
+    """It was sent after the commit of a change that is streamed after it."""
+    events = [
+        event("r", 1, "old", source(50, None, "incremental", ts_us=9)),
+        event("u", 1, "new", source(50, 60, ts_us=8)),
+    ]
+    by_time = Feed(tmp_path / "time", "__source_ts_us", "__source_lsn")
+    assert any("incremental" in warning for warning in by_time.night(events).warnings)
+    assert by_time.rows == [[1, None, "a", "old"]]
+    by_position = Feed(tmp_path / "position")
+    assert not by_position.night(events).warnings
+    assert by_position.rows == [[1, None, "a", "new"]]
+
+
+def test_transaction_that_was_open_during_the_snapshot(tmp_path: Path) -> None:
+    """Its changes have lower LSNs than the snapshot, and it is the first that the connector streams."""
+    read = [event("r", n, "old", source(None, 500, "first" if n == 1 else "true")) for n in (1, 2, 3)]
+    changes = [event("u", 1, "new", source(None, 400)), event("d", 2, "old", source(None, 450))]
+    feed = Feed(tmp_path)
+    for night in (changes, read):
+        assert not feed.night(night).warnings or night is read
+    assert [(row[0], row[3]) for row in feed.rows] == [(1, "new"), (3, "old")]
+
+
+def test_connector_that_lost_its_offsets(tmp_path: Path) -> None:
+    """Rows 1 and 2 changed, and 3 was deleted, before it began again; a transaction is open while it reads."""
+    before = [
+        *(event("r", n, "first", source(None, 10, kind)) for n, kind in enumerate(("first", "true", "last"), 1)),
+        *(event("u", n, "streamed", source(20, 30)) for n in (1, 2, 3)),
+    ]
+    after = [
+        event("r", 1, "second", source(None, 90, "first")),
+        event("r", 2, "second", source(None, 90, "last")),
+        event("u", 2, "open", source(None, 80)),
+    ]
+    told, full = Feed(tmp_path / "told"), Feed(tmp_path / "full", full_extract="replace")
+    for feed in (told, full):
+        assert not feed.night(before).warnings
+    assert ["began again" in warning for warning in told.night(after).warnings] == [True]
+    assert not full.night(after, full="table").warnings
+    assert [(row[0], row[3]) for row in full.rows] == [(1, "second"), (2, "open")]
+
+
+def test_position_of_events_in_avro(tmp_path: Path) -> None:
+    row = {
+        "type": "record",
+        "name": "Value",
+        "fields": [{"name": "id", "type": "long"}, {"name": "v", "type": "string"}],
+    }
+    texts = [{"name": name, "type": ["null", "string"]} for name in ("connector", "snapshot", "sequence")]
+    fields = [
+        {"name": "before", "type": ["null", row]},
+        {"name": "after", "type": ["null", "Value"]},
+        {"name": "op", "type": "string"},
+        {
+            "name": "source",
+            "type": {"type": "record", "name": "Source", "fields": [*texts, {"name": "lsn", "type": ["null", "long"]}]},
+        },
+    ]
+    schema = {"type": "record", "name": "Envelope", "fields": fields}
+    events = [event("u", 1, "later", source(20, 5)), event("r", 1, "first", source(None, 30, "first"))]
+    out = io.BytesIO()
+    fastavro.writer(
+        out, fastavro.parse_schema(schema), [{**e, "after": {k: e["after"][k] for k in ("id", "v")}} for e in events]
+    )
+    feed = Feed(tmp_path, schema={})
+    (tmp_path / "landing" / "1.avro").write_bytes(out.getvalue())
+    feed.table.run(host="local")
+    [found] = feed.table.to_arrow().read_all().to_pylist()
+    assert (found["v"], found["__log_position"]) == ("later", f"{20:019}-1-{5:019}")
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"])
+def test_init_proposes_envelope_order_and_deletes(database: str, tmp_path: Path) -> None:
+    events, rows = recorded(database)
+    feed = Feed(tmp_path)
+    (tmp_path / "landing" / "1.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    proposal = propose(str(tmp_path / "landing"))
+    chosen = {name: choice.value for name, choice in (proposal.settings | proposal.read).items()}
+    assert (chosen["envelope"], chosen["key"], chosen["order_by"]) == ("debezium", ["id"], ["__log_position"])
+    assert chosen["delete"] == {"column": "__op", "values": ["d"]}
+    feed.table.run(host="local")
+    assert feed.rows == rows
+
+
+def test_init_doubts_the_order_of_flattened_events(tmp_path: Path) -> None:
+    rows = [{"id": n, "v": "x", "__op": "c", "__source_ts_us": n, "__source_lsn": n} for n in range(300)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    proposal = propose(str(tmp_path))
+    assert proposal.settings["order_by"].value == ["__source_ts_us", "__source_lsn"]
+    assert any("flattened" in warning for warning in proposal.warnings)
