@@ -167,6 +167,7 @@ def _previews(inputs: Sequence[LandingInput]) -> list[_Preview]:
 
 def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | Rows]:
     """Read landing files. Yields reports, and accepted rows as tables with the ranked schema and `PARTITION`."""
+    known = {*job.spec.schema.names, *([job.spec.delete.column] if job.spec.delete else [])}
     with job.quarantine() as quarantine:
         for file in inputs:
             rows_read = rows_accepted = 0
@@ -190,7 +191,8 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                 content = sha256.hexdigest() if sha256 else None
                 operations = job.spec.delete is not None and job.spec.delete.column in names
                 renamed = job.spec.under_old_names(names)
-                found = tuple(sorted(snapshots)), dict(skipped)
+                waiting = tuple(names.keys() - known) if rows_accepted else ()
+                found = tuple(sorted(snapshots)), dict(skipped), waiting
                 yield FileRead(file.path, rows_read, rows_accepted, content, operations, renamed, *found)
             except UnreadableFileError as e:
                 unplanned, damaged = (isinstance(e, kind) for kind in (UnplannedColumnError, DamagedFileError))

@@ -19,6 +19,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
             name in the file to the current one.
         snapshots: those of a change feed that the table's order may misplace (`batch.doubtful_snapshots`).
         skipped: messages without a row, by their kind.
+        waiting: columns that the table lacks, since no row has a value there.
     """
 
     path: str
@@ -29,6 +30,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
     renamed: dict[str, str] = {}
     snapshots: tuple[str, ...] = ()
     skipped: dict[str, int] = {}
+    waiting: tuple[str, ...] = ()
 
 
 class FileFailed(msgspec.Struct, frozen=True, tag=True):

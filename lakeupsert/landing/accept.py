@@ -281,9 +281,11 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
 
 
 def new_columns(block: Block, spec: TableSpec) -> set[str]:
-    """The columns of a block that the spec lacks."""
+    """The columns of a block that the spec lacks, and that are not open: a row has a value there, or null may be one."""
     known = {*spec.schema.names, *([spec.delete.column] if spec.delete else [])}
-    return {name for name in block.names if spec.table_name_of(name) not in known}
+    new = {name for name in block.names if spec.table_name_of(name) not in known}
+    null_is_a_value = spec.mode == "columns" and spec.nulls == "overwrite"
+    return {name for name in new if null_is_a_value or block.has_value(name)}
 
 
 def _accepted_schema(spec: TableSpec) -> pa.Schema:

@@ -24,11 +24,12 @@ from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.landing.adopted import FileFooter, null_key_error, read_footer
 from lakeupsert.landing.formats.blocks import UnreadableFileError
-from lakeupsert.landing.formats.inference import infer_type, unify, without_nulls
+from lakeupsert.landing.formats.inference import infer_type, unify
 from lakeupsert.landing.table_logs import TableLog, log_above, log_of
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.key_places import adopted_index
+from lakeupsert.pipeline.open_columns import known_types, open_parts
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
 from lakeupsert.rows.statistics import columns_with_statistics
@@ -354,7 +355,8 @@ def _plan_spec(table: OpenTable, footings: Sequence[FileFooter], folders: Sequen
                 before = types.get(field.name)
                 types[field.name] = field.type if before is None else unify(before, field.type, typed=True)
     _, given = table.declaration.given_types((*types, *partitions))
-    types = {name: given.get(name, without_nulls(type_)) for name, type_ in types.items()}
+    waiting = open_parts(table.declaration, types, given, {}, ahead=True)
+    types = known_types(table.declaration, types, given)
     _refuse_mixed_types(table, footings, types, given.keys())
     delete = settings.delete
     if delete and not delete.keep and delete.column in types:
@@ -372,6 +374,7 @@ def _plan_spec(table: OpenTable, footings: Sequence[FileFooter], folders: Sequen
     return spec, [
         *table.declaration.stamped_by_name(spec),
         *table.declaration.types_alone(types, [field.name for field in later]),
+        *waiting,
     ]
 
 

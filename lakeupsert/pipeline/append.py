@@ -37,6 +37,7 @@ from lakeupsert.pipeline.full_extract import (
     refuse_part_of_extract,
 )
 from lakeupsert.pipeline.next_spec import fruitless_files, plan_spec, under_old_names, unfit_files, without_operations
+from lakeupsert.pipeline.open_columns import waiting_columns
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.quarantine_limit import refuse_above_limit, refuse_truncate
 from lakeupsert.table.chain import LOST, Lost, until_won
@@ -199,6 +200,7 @@ def _attempt(
         *ground.warnings,
         *plan.warnings,
         *without_operations(table, [*table.headers(link.number - 1), link.body]),
+        *waiting_columns(sorted({n for r in reports if isinstance(r, FileRead) for n in r.waiting})),
         *under_old_names(table, ((r.path, r.renamed) for r in reports if isinstance(r, FileRead))),
         *notes.warnings,
         *misplaced_events(table, plan.job.spec),

@@ -139,6 +139,20 @@ class Declaration:
         operation = {delete.column} if delete and delete.column else set()
         return (frozenset(self.settings.key) | operation) - frozenset(self.settings.schema)
 
+    @property
+    def deciding_columns(self) -> frozenset[str]:
+        """Columns that decide a row's order or its partition."""
+        settings = self.settings
+        orders = [settings.order_by, *(group.order_by for group in settings.groups.values())]
+        names = [Ordering.parse(text).column for of_one in orders for text in of_one]
+        names += [name for text in settings.partition_by for name in PartitionColumn.parse(text).sources]
+        return frozenset(names)
+
+    @property
+    def nulls_say_nothing(self) -> bool:
+        """Whether a null changes nothing where the table has no column for it: in mode columns it may be a value to remember."""
+        return self.settings.mode == "rows" or self.settings.nulls == "keep"
+
     def given_types(self, own: Iterable[str]) -> tuple[dict[str, str], dict[str, pa.DataType]]:
         """The names of columns by their lower-case names, and the types that the configuration gives to columns.
 

@@ -18,8 +18,9 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.files import Survey, line_of
 from lakeupsert.landing.formats.dates import is_dated
 from lakeupsert.landing.formats.dominant import DominantType, combine
-from lakeupsert.landing.formats.inference import unify, without_nulls
+from lakeupsert.landing.formats.inference import known_part, unify
 from lakeupsert.landing.formats.positions import LOG_POSITION
+from lakeupsert.pipeline.open_columns import Types, known_types, open_parts
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.convert import texts_like
 from lakeupsert.storage import ObjectReader
@@ -27,8 +28,6 @@ from lakeupsert.table.evolution import evolve, is_retypable, nearest_name
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import normalize, same_values, type_name, widen
-
-Types = Mapping[str, pa.DataType]
 
 
 def plan_spec(
@@ -45,12 +44,14 @@ def plan_spec(
     observed = _observed_types(known, surveys, names)
     if known is None:
         return _first_spec(table, surveys, observed, given, ahead=ahead)
-    own = known.schema.names
-    fields = [
-        (name, without_nulls(type_ if name in own else given.get(name, type_))) for name, type_ in observed.items()
-    ]
+    own = {field.name: field.type for field in known.schema}
+    grown = {name: part for name in observed if name in own and (part := known_part(observed[name])) is not None}
+    new = known_types(table.declaration, {name: type_ for name, type_ in observed.items() if name not in own}, given)
+    fields = [(name, (grown | new)[name]) for name in observed if name in grown or name in new]
     spec = evolve(known, pa.schema([*fields, *((name, type_) for name, type_ in given.items() if name in own)]))
     warnings = [
+        *open_parts(table.declaration, observed, given, own, ahead=ahead),
+        *_renamed_at_the_source(table, known, spec, surveys),
         *_text_by_few(table, known, spec, surveys, given, ahead=ahead).values(),
         *_types_without_effect(table, spec, given),
         *_misspelt_types(table, spec, given),
@@ -132,6 +133,30 @@ def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, st
     ]
 
 
+def _renamed_at_the_source(table: OpenTable, known: TableSpec, spec: TableSpec, surveys: Sequence[Survey]) -> list[str]:
+    """A warning for files with a new column that lack an old one: it may be the same column under another name."""
+    before = set(known.schema.names)
+    in_no_file = {one.column for one in known.partition_from} | set(
+        known.order_by if known.stamped or known.order_in_name else ()
+    )
+    renamed = {known.names_by_id.get(one.id) for one in known.renames}  # `under_old_names` tells of these
+    aliased = {alias.lower() for alias in table.settings.read.aliases}  # `_aliased_columns` of these
+    told = {name for name in known.schema.names if name in renamed or name.lower() in aliased}
+    expected = [n for n in known.schema.names if n not in in_no_file | told] if known.mode == "rows" else []
+    found: dict[tuple[str, str], set[str]] = {}
+    for survey in surveys:
+        names = {spec.table_name_of(name) for name in survey.schema.names} if survey.schema is not None else set()
+        new = [name for name in spec.schema.names if name in names - before]
+        lacking = [name for name in expected if name not in names]
+        if new and lacking:
+            found.setdefault((", ".join(map(repr, new)), ", ".join(map(repr, lacking))), set()).add(survey.path)
+    return [
+        f"{new}, which the table did not have, came in {_files(paths)} without {lacking}: if that is the new name of an old "
+        f"column, `aliases` under [tables.{table.name}.read] makes them one"
+        for (new, lacking), paths in found.items()
+    ]
+
+
 def without_operations(table: OpenTable, entries: Sequence[LedgerEntry]) -> list[str]:
     """A warning if no file of ``entries``, which are all of the ledger, had the column that `[delete]` names."""
     batches = {number: e.operations for number, e in enumerate(entries) if e.operations is not None}
@@ -171,7 +196,7 @@ def _first_spec(
 ) -> tuple[TableSpec, list[str]]:
     """The spec of a new table, and warnings."""
     declaration = table.declaration
-    fields = [pa.field(name, without_nulls(given.get(name, type_))) for name, type_ in observed.items()]
+    fields = [pa.field(*one) for one in known_types(declaration, observed, given).items()]
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
     if not fields and not later and table.settings.read.envelope:
         raise ConfigurationError(
@@ -191,6 +216,7 @@ def _first_spec(
     warnings = [
         *declaration.stamped_by_name(spec),
         *declaration.types_alone(observed, [field.name for field in later]),
+        *open_parts(declaration, observed, given, {}, ahead=ahead),
         *(
             f"ordering column {n!r} is text and compared as text: '9' is above '10'"
             for n in spec.order_by

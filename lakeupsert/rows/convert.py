@@ -202,11 +202,13 @@ def _cast(array: pa.Array, type_: pa.DataType) -> Converted:
 
 
 def _nested_to_nested(array: pa.Array, type_: pa.DataType) -> Converted:
-    """Convert child by child. Missing struct fields become null. An extra field would be lost, so then all values are bad."""
+    """Convert child by child. Missing struct fields become null. An extra field would be lost, so then all values are bad,
+    unless it has the null type."""
     t = pa.types
     if t.is_struct(array.type) and t.is_struct(type_):
         names = [f.name for f in array.type]
-        if len(set(names)) < len(names) or not set(names) <= {f.name for f in type_}:
+        valued = {f.name for f in array.type if not t.is_null(f.type)}
+        if len(set(names)) < len(names) or not valued <= {f.name for f in type_}:
             return _all_bad(array, type_)
         children = dict(zip(names, array.flatten(), strict=True))  # unlike field(i), carries the struct's own nulls
         pieces = [

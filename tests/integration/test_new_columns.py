@@ -336,7 +336,7 @@ def test_landing_files_are_read_once_to_tell_where_a_value_is(tmp_path: Path) ->
         lake.night(a_csv="id,day,version,price\na,2020-01-01,1,1\n")
         before = lake.table.objects.landing.requests.as_dict()["get"]
         done = lake.night(b_csv=feed("csv", [1, 2, value], 10, "size"), c_csv="id,day,version,price\nc,no date,1,1\n")
-        assert len(told(done.append.warnings, "'size'")) == (value == "oops")
+        assert len(told(done.append.warnings, "'size' is text")) == (value == "oops")
         return lake.table.objects.landing.requests.as_dict()["get"] - before
 
     assert gets(tmp_path / "told", "oops") == gets(tmp_path / "plain", "3") + 1

@@ -164,6 +164,9 @@ class Block(Protocol):
     def has(self, name: str) -> Mask:
         """Which rows have this column, even if it is null."""
 
+    def has_value(self, name: str) -> bool:
+        """Whether a row has a value other than null in one of the block's columns."""
+
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         """The values as they were in the file, for a reason that a person reads."""
 
@@ -240,6 +243,9 @@ class ArrowBlock:
         return np.full(len(self.places), name in self.columns)
 
     has = brings
+
+    def has_value(self, name: str) -> bool:
+        return bool(self.columns[name].null_count < len(self.columns[name]))
 
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return to_json_values(self.columns[name].take(pa.array(rows, pa.int64())))
@@ -318,6 +324,9 @@ class RenamedBlock:
 
     def has(self, name: str) -> Mask:
         return self.block.has(self.own[name]) if name in self.own else np.zeros(len(self.places), bool)
+
+    def has_value(self, name: str) -> bool:
+        return self.block.has_value(self.own[name])
 
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return self.block.originals(self.own[name], rows)

@@ -111,6 +111,21 @@ def _kind(type_: pa.DataType) -> str:
     return next((kind for kind, is_one in kinds.items() if is_one(type_)), str(type_))
 
 
+def known_part(type_: pa.DataType) -> pa.DataType | None:
+    """``type_`` without fields that have the null type: no row has a value there. None if nothing is left.
+
+    A list without items, and an object of which no field has a value, are values all the same. So that they can be stored, their
+    items and fields are text.
+    """
+    t = pa.types
+    if t.is_null(type_):
+        return None
+    if t.is_struct(type_):
+        fields = [(f.name, known) for f in type_ if (known := known_part(f.type)) is not None]
+        return pa.struct(fields) if fields else without_nulls(type_)
+    return pa.list_(known_part(type_.value_type) or pa.string()) if t.is_list(type_) else type_
+
+
 def without_nulls(type_: pa.DataType) -> pa.DataType:
     """``type_`` with string for every null type in it: the type of a column that no file had a value for."""
     t = pa.types

@@ -106,6 +106,9 @@ class JsonBlock:
     def has(self, name: str) -> Mask:
         return np.fromiter((name in row for row in self.rows), bool, len(self.rows))
 
+    def has_value(self, name: str) -> bool:
+        return any(row.get(name) is not None for row in self.rows)
+
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return [self.rows[i].get(name) for i in rows]
 
@@ -415,9 +418,11 @@ def _all_bad(values: Sequence[object], type_: pa.DataType) -> tuple[pa.Array, Ma
 
 
 def _struct(values: Sequence[Row | None], type_: pa.StructType) -> tuple[pa.Array, Mask]:
-    """An object with a name that the struct lacks is bad: the value of that name would be lost."""
+    """An object with a value under a name that the struct lacks is bad: the value would be lost."""
     names = {f.name for f in type_}
-    bad = np.fromiter((v is not None and not v.keys() <= names for v in values), bool, len(values))
+    bad = np.fromiter(
+        (v is not None and any(v[name] is not None for name in v.keys() - names) for v in values), bool, len(values)
+    )
     children = []
     for f in type_:
         child, child_bad = _array([None if v is None else v.get(f.name) for v in values], f.type)
