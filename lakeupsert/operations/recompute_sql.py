@@ -87,6 +87,8 @@ def _from_text(value: str, type_: str) -> str:
     """Converts text to a type for which CAST alone would give another value, in SQL."""
     if type_ == "TIMESTAMP":  # CAST silently drops a time zone
         return f"TRY_CAST({value} AS TIMESTAMPTZ)"
+    if type_ in ("DATE", "TIME"):  # CAST takes no Z after it
+        return f"regexp_replace({value}, '([0-9])Z$', '\\1')"
     if type_ == "BLOB":  # CAST interprets \x41
         return f"encode({value})"
     if type_.startswith(("STRUCT", "MAP")) or type_.endswith("]"):

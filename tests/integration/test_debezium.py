@@ -4,6 +4,7 @@ import base64
 import io
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -326,3 +327,36 @@ def test_batch_with_a_truncate_is_refused(tmp_path: Path, kind: str, first: bool
     (feed.root / "landing" / f"{feed.nights:02d}.{kind}").unlink()
     feed.night(jsonl([event("c", 3, {"id": 3})]))
     assert [row["id"] for row in feed.rows()] == [3]
+
+
+# -- dates as text (time.precision.mode = isostring)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "avro", "csv"])
+@pytest.mark.parametrize("declared", [False, True])
+def test_dates_and_times_may_end_in_z(tmp_path: Path, kind: str, declared: bool) -> None:
+    types = {"day": "date", "t": "time64[us]", "ts": "timestamp"} if declared or kind == "avro" else {}
+    feed = Feed(tmp_path, schema={"id": "bigint", **types}, partition_by=("day",), read=ReadSettings(), delete=None)
+    row = {
+        "id": 1,
+        "__source_lsn": 1,
+        "day": "2024-01-02Z",
+        "t": "23:59:59.999999Z",
+        "ts": "2024-01-02T03:04:05.678901Z",
+    }
+    columns = {name: pa.int64() if isinstance(value, int) else pa.string() for name, value in row.items()}
+    written = {
+        "jsonl": lambda: jsonl([row]),
+        "csv": lambda: f"{','.join(row)}\n{','.join(map(str, row.values()))}\n".encode(),
+        "avro": lambda: avro_of(columns, [row], enveloped=False),
+    }
+    feed.night(written[kind](), kind)
+    [found] = feed.rows()
+    moment = datetime(2024, 1, 2, 3, 4, 5, 678901, UTC)
+    clock = moment.time().replace(23, 59, 59, 999999) if types else row["t"]
+    assert (found["day"], found["t"], found["ts"]) == (moment.date(), clock, moment)
+    if kind != "avro":
+        feed.reconcile()
+    feed.night(jsonl([{"id": 1, "__source_lsn": 2, "day": "2024-01-02", "t": None}, {"id": 2, "day": "2024-01-03ZZ"}]))
+    assert feed.refused() == {"bad_partition": 1}
+    assert [row["t"] for row in feed.rows()] == [None]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakeupsert.landing.formats.dominant import DominantType
-from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type, is_number, with_points
+from lakeupsert.landing.formats.inference import FROM_TEXT, convert_text, infer_type, is_number, with_points
 from lakeupsert.landing.formats.lines import TextLines
 from lakeupsert.rows.arrays import Indices, Mask, Rows
 from lakeupsert.rows.convert import Converted, convert, to_json_values
@@ -224,7 +224,7 @@ class ArrowBlock:
         column = self.columns[name]
         if self.decimal_comma and is_number(type_):
             column = with_points(column)
-        return convert(column, type_)
+        return convert_text(column, type_) if pa.types.is_string(column.type) else convert(column, type_)
 
     def texts(self, name: str) -> Converted | None:
         column = self.columns.get(name)

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.landing.formats.inference import fits, unify
+from lakeupsert.landing.formats.inference import convert_text, fits, unify
 from lakeupsert.rows.arrays import Column, Indices, Mask
-from lakeupsert.rows.convert import as_mask, convert
+from lakeupsert.rows.convert import as_mask
 
 SAMPLED = 100
 """Values of a block that are tried against each type. So few, because free text should cost little."""
@@ -104,7 +104,7 @@ def from_text(
     if 2 * max(counts) <= len(sample):
         return from_masks(valid, valid, None, example, codes=has_codes(sample))
     type_ = candidates[counts.index(max(counts))]
-    return from_masks(valid, convert(text, type_)[1], type_, example, codes=has_codes(text))
+    return from_masks(valid, convert_text(text, type_)[1], type_, example, codes=has_codes(text))
 
 
 def combine(one: DominantType | None, other: DominantType | None) -> DominantType | None:

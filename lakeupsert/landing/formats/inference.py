@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.rows.arrays import Column, Mask
-from lakeupsert.rows.convert import as_mask, convert
+from lakeupsert.rows.convert import Converted, as_mask, convert
 from lakeupsert.table.types import widen
 
 _DATE = r"\d{4}-\d{2}-\d{2}"
@@ -19,7 +19,7 @@ _PATTERNS = {
     pa.bool_(): r"(?i)(true|false)",
     pa.int64(): _INT,
     pa.float64(): rf"({_INT}\.?|-?(0|[1-9]\d{{0,17}})?\.\d+)([eE][+-]?\d+)?",
-    pa.date32(): _DATE,
+    pa.date32(): f"{_DATE}Z?",
     _ZONED: _DATE + _TIME + _ZONE,
     pa.timestamp("us"): f"{_DATE}({_TIME}{_ZONE}?)?",
 }
@@ -51,6 +51,13 @@ def with_points(text: Column) -> Column:
     return pc.if_else(pa.array(with_point), pc.replace_substring(text, ".", ","), pointed)
 
 
+def convert_text(text: pa.Array, type_: pa.DataType) -> Converted:
+    """`convert` for text of a landing file: dates and times may end in Z, as Debezium writes them (isostring)."""
+    if (pa.types.is_date(type_) or pa.types.is_time(type_)) and as_mask(pc.ends_with(text, "Z")).any():
+        text = pc.replace_substring_regex(text, r"([0-9])Z$", r"\1")
+    return convert(text, type_)
+
+
 def infer_type(text: Column, candidates: Sequence[pa.DataType]) -> pa.DataType:
     """The first of ``candidates`` that every value of ``text`` is written as and converts to; string if there is none.
 
@@ -61,14 +68,14 @@ def infer_type(text: Column, candidates: Sequence[pa.DataType]) -> pa.DataType:
         return pa.null()
     for type_ in candidates:
         # The first value rules out most types, before all values are looked at.
-        if _written_as(text.slice(0, 1), type_) and _written_as(text, type_) and not convert(text, type_)[1].any():
+        if _written_as(text.slice(0, 1), type_) and _written_as(text, type_) and not convert_text(text, type_)[1].any():
             return type_
     return pa.string()
 
 
 def fits(text: Column, type_: pa.DataType) -> Mask:
     """Which values of ``text`` are written as a type of `FROM_TEXT` and convert to it."""
-    fit: Mask = as_mask(pc.match_substring_regex(text, f"^({_PATTERNS[type_]})$")) & ~convert(text, type_)[1]
+    fit: Mask = as_mask(pc.match_substring_regex(text, f"^({_PATTERNS[type_]})$")) & ~convert_text(text, type_)[1]
     return fit
 
 

@@ -35,7 +35,7 @@ from lakeupsert.landing.formats.blocks import (
 )
 from lakeupsert.landing.formats.dominant import DominantType, Example
 from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Row, TruncateError, Unwrap
-from lakeupsert.landing.formats.inference import TEMPORAL, infer_type, unify
+from lakeupsert.landing.formats.inference import TEMPORAL, convert_text, infer_type, unify
 from lakeupsert.landing.formats.jsonarray import array_begin, cut_elements
 from lakeupsert.landing.formats.lines import TextLines
 from lakeupsert.landing.formats.nested import flatten, lengths, nulls, offsets
@@ -340,7 +340,7 @@ def _array(values: Sequence[object], type_: pa.DataType) -> tuple[pa.Array, Mask
 
 
 def _from_text(values: Sequence[str | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
-    return convert(pa.array(values, pa.string()), type_)
+    return convert_text(pa.array(values, pa.string()), type_)
 
 
 def _from_bool(values: Sequence[bool | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
