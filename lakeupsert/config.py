@@ -97,6 +97,8 @@ class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
     """Everything that, with a landing file's name, decides which rows the file has. Each batch keeps its own in the ledger."""
 
     format: Format = "auto"
+    positions: bool = False
+    """Whether events of Debezium get the column `__log_position`. Those of an earlier lakeupsert's batches have none."""
 
     @property
     def has_header(self) -> bool:
@@ -271,7 +273,9 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reading(self) -> Reading:
         """`format` and `read`."""
-        return Reading(format=self.format, **msgspec.structs.asdict(self.read))
+        return Reading(
+            format=self.format, positions=self.read.envelope == "debezium", **msgspec.structs.asdict(self.read)
+        )
 
     @property
     def bucket_bytes(self) -> int:

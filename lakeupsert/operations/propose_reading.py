@@ -122,7 +122,10 @@ class _ReadingChoices:
         values = {name: choice.value for name, choice in self.settings.items()}
         dialects = tuple(DialectSettings(**one) for one in values.pop("dialects", ()))
         null = values.pop("null", None)
-        return Reading(**values, dialects=dialects, null=tuple(null) if isinstance(null, list) else null)
+        positions = values.get("envelope") == "debezium"
+        return Reading(
+            **values, positions=positions, dialects=dialects, null=tuple(null) if isinstance(null, list) else null
+        )
 
     def add_dialects(self) -> None:
         """Delimiters, the quote, and whether there is a header."""

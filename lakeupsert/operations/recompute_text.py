@@ -21,7 +21,7 @@ from msgspec.structs import asdict, replace
 
 from lakeupsert.config import Reading
 from lakeupsert.landing.files import format_of
-from lakeupsert.landing.formats.envelopes import UNWRAP
+from lakeupsert.landing.formats.envelopes import unwrap_of
 from lakeupsert.landing.formats.escapes import LETTERS
 from lakeupsert.landing.formats.unpacked import UNDECODABLE, compression_of, is_utf8
 
@@ -255,11 +255,12 @@ def _rows(
 def _json_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
     """JSON objects, without their envelopes; numbers keep their digits."""
     is_array = re.match(r"\s*\[\s*([{\]]|$)", lines.peek()) is not None
+    unwrap = unwrap_of(reading)
     for begin, text in _elements(lines) if is_array else _json_lines(lines):
         if text.strip() and begin not in refused:
             row = json.loads(text, parse_float=_MARKED.format, parse_int=_MARKED.format)
-            if reading.envelope:
-                row = UNWRAP[reading.envelope](row)
+            if unwrap is not None:
+                row = unwrap(row)
             if isinstance(row, dict):  # a message without a row is the name of its kind
                 yield {name: _json_text(value) for name, value in row.items()}
 

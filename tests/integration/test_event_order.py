@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+import msgspec
 import pytest
 
 from lakeupsert import Table
@@ -62,6 +63,12 @@ class Feed:
         parts = [events[begin : begin + size] for begin in range(0, len(events), size)]
         return [warning for part in parts for warning in self.night(part, host).warnings]
 
+    def reconcile(self) -> None:
+        checked = self.table.reconcile(deep=True)
+        assert not checked.unbalanced
+        assert checked.recomputed is not None
+        assert all(found.equal for found in checked.recomputed.partitions.values())
+
     @property
     def rows(self) -> Rows:
         found = self.table.to_arrow(columns=list(NAMES)).read_all().to_pylist()
@@ -89,10 +96,7 @@ def test_table_is_the_database(database: str, settings: Mapping[str, Any], arriv
     warnings = feed.run(events)
     assert feed.rows == rows
     assert arrival == "shuffled" or not warnings
-    checked = feed.table.reconcile(deep=True)
-    assert not checked.unbalanced
-    assert checked.recomputed is not None
-    assert all(found.equal for found in checked.recomputed.partitions.values())
+    feed.reconcile()
 
 
 @pytest.mark.spark
@@ -185,6 +189,23 @@ def test_connector_that_lost_its_offsets(tmp_path: Path) -> None:
     assert ["began again" in warning for warning in told.night(after).warnings] == [True]
     assert not full.night(after, full="table").warnings
     assert [(row[0], row[3]) for row in full.rows] == [(1, "second"), (2, "open")]
+
+
+def test_batches_of_an_earlier_lakeupsert_are_read_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events, rows = recorded("mariadb")
+    feed = Feed(tmp_path, "__source_file", "__source_pos", "__source_row")
+    now = TableSettings.reading.fget  # type: ignore[attr-defined]
+    with monkeypatch.context() as earlier:
+        earlier.setattr(
+            TableSettings, "reading", property(lambda own: msgspec.structs.replace(now(own), positions=False))
+        )
+        feed.night(events[:100])
+    assert "__log_position" not in feed.table.to_arrow().schema.names
+    feed.night(events[100:])
+    assert feed.rows == rows
+    feed.reconcile()
+    feed.table.reprocess(source="landing")
+    assert feed.rows == rows
 
 
 def test_position_of_events_in_avro(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from lakeupsert.landing.formats.blocks import (
     select_names,
     unreadable_if_damaged,
 )
-from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Row, TruncateError, Unwrap, has_no_row
+from lakeupsert.landing.formats.envelopes import NoEnvelopeError, Row, TruncateError, Unwrap, has_no_row, unwrap_of
 from lakeupsert.landing.formats.nested import flatten, nulls, offsets
 from lakeupsert.landing.formats.positions import LOG_POSITION, NEEDED
 from lakeupsert.landing.formats.unpacked import XZ_MEMORY
@@ -119,7 +119,7 @@ def _blocks(
     source: Source, file: LandingInput, reading: Reading, header: _Header, only: Collection[str] | None
 ) -> Iterator[ArrowBlock]:
     wanted = {name: header.columns[name] for name in select_names(header.columns, only)}
-    unwrap = UNWRAP[reading.envelope] if reading.envelope else None
+    unwrap = unwrap_of(reading)
     place, pending_bytes = 0, 0
     rows: list[Row] = []
     with unreadable_if_damaged(file, "Avro", *_DAMAGED):
@@ -250,7 +250,7 @@ def _columns(schema: Schema, reading: Reading) -> dict[str, _Column]:
         column = _column(f["type"], named)
         if not pa.types.is_nested(column.type):
             columns[f"__source_{f['name']}"] = column
-    if any(all(f"__source_{name}" in columns for name in needed) for needed in NEEDED.values()):
+    if reading.positions and any(all(f"__source_{name}" in columns for name in needed) for needed in NEEDED.values()):
         columns[LOG_POSITION] = _plain(pa.string())
     return columns
 

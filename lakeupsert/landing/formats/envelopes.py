@@ -5,8 +5,10 @@ reads the JSON messages of AWS DMS.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Literal
 
+from lakeupsert.config import Reading
 from lakeupsert.landing.formats.positions import LOG_POSITION, log_position
 
 Row = dict[str, object]
@@ -22,8 +24,10 @@ class TruncateError(NoEnvelopeError):
     """The message empties its source table, which no row can express."""
 
 
-def debezium(message: object) -> Row | Skipped:
+def debezium(message: object, *, positions: bool = False) -> Row | Skipped:
     """The row after the change, or before it for a delete; for a message without a row, its kind.
+
+    ``positions``: with the column `LOG_POSITION`, if the event has what it is made of.
 
     Raises NoEnvelopeError, and for a truncate TruncateError.
     """
@@ -45,11 +49,12 @@ def debezium(message: object) -> Row | Skipped:
     row = before if op == "d" or after is None else after
     if row is not None and type(row) is not dict:
         raise NoEnvelopeError(f"The row in a change event of Debezium is {type(row).__name__}, not an object.")
+    position = log_position(source) if positions else None
     return (row or {}) | {
         "__op": op,
         "__ts_ms": message.get("ts_ms"),
         **{f"__source_{name}": value for name, value in _scalars(source)},
-        **({} if (position := log_position(source)) is None else {LOG_POSITION: position}),
+        **({} if position is None else {LOG_POSITION: position}),
     }
 
 
@@ -91,4 +96,10 @@ def _scalars(fields: object) -> Sequence[tuple[str, object]]:
 
 
 Unwrap = Callable[[object], Row | Skipped]
-UNWRAP: dict[str, Unwrap] = {"debezium": debezium, "dms": dms}
+
+
+def unwrap_of(reading: Reading) -> Unwrap | None:
+    """The function that takes rows out of the envelope of `reading`; None if they are in none."""
+    if reading.envelope == "debezium":
+        return partial(debezium, positions=reading.positions)
+    return dms if reading.envelope else None

@@ -34,7 +34,7 @@ from lakeupsert.landing.formats.blocks import (
     line_numbers,
 )
 from lakeupsert.landing.formats.dominant import DominantType, Example
-from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Row, TruncateError, Unwrap
+from lakeupsert.landing.formats.envelopes import NoEnvelopeError, Row, TruncateError, Unwrap, unwrap_of
 from lakeupsert.landing.formats.inference import TEMPORAL, convert_text, infer_type, unify
 from lakeupsert.landing.formats.jsonarray import array_begin, cut_elements
 from lakeupsert.landing.formats.lines import TextLines
@@ -173,7 +173,7 @@ def open_blocks(
 
 
 def _blocks(source: Source, file: LandingInput, reading: Reading) -> Iterator[JsonBlock]:
-    unwrap = UNWRAP[reading.envelope] if reading.envelope else None
+    unwrap = unwrap_of(reading)
     seen: dict[str, None] = {}
     for items in _items(source, file):
         with _no_collection():
