@@ -373,7 +373,7 @@ def _partitions(converted: _ConvertedColumns, is_delete: Mask, refusals: _Refusa
     may_lack = is_delete | (spec.mode == "columns")
     alone = may_lack & np.logical_or.reduce([np.zeros(len(is_delete), bool), *absent.values()])
     sources = {one.column: one.sources[0] for one in spec.partition_from}
-    folders = [folder_names(name, converted.columns[name]) for name in spec.partition_by]
+    folders = [folder_names(spec, name, converted.columns[name]) for name in spec.partition_by]
     for name, folder in zip(spec.partition_by, folders, strict=True):
         source, type_ = sources.get(name, name), spec.schema.field(name).type
         unfit, what = as_mask(folder.is_null()), f"does not name a partition of {type_}"

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.rows.buckets import hash_numbers
 from lakeupsert.rows.convert import as_mask, convert
-from lakeupsert.table.layout import WHOLE_TABLE, folder_name
+from lakeupsert.table.layout import WHOLE_TABLE, level_name
 from lakeupsert.table.spec import PartitionColumn, TableSpec
 
 UNPLACED = "_lakeupsert_unplaced"
@@ -57,7 +57,7 @@ _OF_MOMENTS: dict[str, Callable[[pa.Array], pa.Array]] = {
 
 def partition_names(spec: TableSpec, columns: Mapping[str, pa.Array], count: int) -> pa.Array:
     """The name of every row's partition, of ``count`` rows; null if a value is missing or can't be in a folder's name."""
-    return joined_names([folder_names(name, columns[name]) for name in spec.partition_by], count)
+    return joined_names([folder_names(spec, name, columns[name]) for name in spec.partition_by], count)
 
 
 def joined_names(folders: Sequence[pa.Array], count: int) -> pa.Array:
@@ -67,9 +67,9 @@ def joined_names(folders: Sequence[pa.Array], count: int) -> pa.Array:
     return folders[0] if len(folders) == 1 else pc.binary_join_element_wise(*folders, "/")
 
 
-def folder_names(column: str, values: pa.Array) -> pa.Array:
+def folder_names(spec: TableSpec, column: str, values: pa.Array) -> pa.Array:
     """The name of the folder of every value, for example `day=2026-01-02`; null for a value that can't be in one."""
     encoded = values.dictionary_encode()
     texts, _ = convert(encoded.dictionary, pa.string())
-    names = [None if text is None else folder_name(column, text) for text in texts.to_pylist()]
+    names = [None if text is None else level_name(spec, column, text) for text in texts.to_pylist()]
     return pa.array(names, pa.string()).take(encoded.indices)

@@ -23,8 +23,9 @@ from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.landing.adopted import FileFooter, null_key_error, read_footer
+from lakeupsert.landing.adopted_folders import folder_type, keep_folders
 from lakeupsert.landing.formats.blocks import UnreadableFileError
-from lakeupsert.landing.formats.inference import infer_type, unify
+from lakeupsert.landing.formats.inference import unify
 from lakeupsert.landing.table_logs import TableLog, log_above, log_of
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import is_landing_file
@@ -35,7 +36,7 @@ from lakeupsert.pipeline.publish import publish
 from lakeupsert.rows.statistics import columns_with_statistics
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import HOME, WHOLE_TABLE, parse_partition, partition_name, partition_of, partition_texts
+from lakeupsert.table.layout import HIVE_NULL, HOME, WHOLE_TABLE, partition_name, partition_of, partition_texts
 from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
 from lakeupsert.table.manifest import BucketEntry, ColumnStatistics, Manifest
 from lakeupsert.table.spec import Ordering, PartitionColumn, TableSpec, field_id
@@ -47,7 +48,6 @@ FILES_AN_ITEM = 256
 """So many footers are read by one item of the host's work."""
 FOOTER_BYTES = 64 << 10
 """About what is read of each file."""
-_FOLDER_TYPES = [pa.int64(), pa.date32()]
 Statistics = Mapping[str, tuple[ColumnStatistics, ...]]
 """Of each file, by its name."""
 
@@ -88,7 +88,6 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
     footings = _footings(table, host, [info for files in listing.folders.values() for info in files])
     spec, warnings = _plan_spec(table, footings, list(listing.folders))
     _refuse_null_keys(table, footings)
-    _refuse_other_folders(table, spec, listing.folders)
     touched = _touched(listing.folders, footings)
     index = None
     if spec.key_scope == "table":
@@ -171,34 +170,14 @@ _ONLY_LIVE_FILES = {
 }
 
 
-def _refuse_other_folders(table: OpenTable, spec: TableSpec, folders: Iterable[str]) -> None:
-    """Refuse folders that are not the ones that rows of their value would go to."""
-    for folder in folders:
-        canonical = parse_partition(spec, folder)
-        if canonical != folder:
-            raise ConfigurationError(
-                "not-partitioned",
-                f"{table.store.uri(folder)}: new rows of this partition would go to {canonical}, since values are compared by "
-                "their type. Nothing was changed.",
-                next=f"give the partition column the type string under [tables.{table.name}.schema], or rename the folder",
-            )
-
-
 def _touched(folders: Mapping[str, Sequence[ObjectInfo]], footings: Sequence[FileFooter]) -> dict[str, Touched]:
     """The files of each partition, as a ledger entry names them. Their digest is not known."""
     by_name = {f.file.name: f.file for f in footings}
     touched: dict[str, Touched] = {}
     for folder, infos in folders.items():
-        partition = partition_name(partition_texts(folder))
-        assert partition is not None, "_list_files refuses those"
         files = tuple(by_name[info.name] for info in infos)
-        before = touched.get(partition, Touched(files=(), rows=0, superseded=0, bytes=0))
-        touched[partition] = msgspec.structs.replace(
-            before,
-            files=(*before.files, *files),
-            rows=before.rows + sum(f.rows for f in files),
-            bytes=before.bytes + sum(f.bytes for f in files),
-        )
+        rows, size = sum(f.rows for f in files), sum(f.bytes for f in files)
+        touched[folder] = Touched(files=files, rows=rows, superseded=0, bytes=size)
     return touched
 
 
@@ -222,7 +201,7 @@ def _commit_spec(table: OpenTable, spec: TableSpec) -> None:
     known = table.head_spec()  # may be of an attempt that crashed, or of one at the same time
     if table.objects.ledger.head() is not None:
         raise _already(table)
-    if known is None or known.body.arrow_schema != spec.arrow_schema:
+    if known is None or msgspec.structs.replace(known.body, table_id=spec.table_id) != spec:
         raise DamagedTableError(
             "spec-in-the-way",
             f"{table.store.uri(HOME)} holds a spec without a ledger, from an earlier attempt that found other columns.",
@@ -283,6 +262,13 @@ def _list_files(table: OpenTable) -> _Listing:
             others.append(info.name)
         elif not folder and not name.endswith(".parquet"):
             others.append(info.name)  # a README, for example
+        elif columns and not {"", HIVE_NULL}.isdisjoint(partition_texts(folder).values()):
+            raise ConfigurationError(
+                "not-partitioned",
+                f"{table.store.uri(info.name)}: the rows in this folder have no value in a partition column, and every row of a "
+                "table needs one. Nothing was changed.",
+                next="move the folder out, or move its files to the folder of a value, for example unknown or 1970-01-01",
+            )
         elif not _is_partition(folder, columns):
             raise ConfigurationError(
                 "not-partitioned",
@@ -367,11 +353,14 @@ def _plan_spec(table: OpenTable, footings: Sequence[FileFooter], folders: Sequen
             next=f"set `keep = true` in [tables.{table.name}.delete]",
         )
     for column in (p.column for p in map(PartitionColumn.parse, settings.partition_by) if not p.function):
-        values = pa.array([partition_texts(folder)[column] for folder in folders])
-        types[column] = given.get(column, infer_type(values, _FOLDER_TYPES))
+        values = {partition_texts(folder)[column] for folder in folders}
+        types[column] = given.get(column, folder_type(values))
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in types]
-    spec = table.declaration.new_spec(pa.schema(list(types.items())), later)
+    new = table.declaration.new_spec(pa.schema(list(types.items())), later)
+    kept = keep_folders(new, folders, f"[tables.{table.name}.schema]")
+    spec = kept.spec
     return spec, [
+        *kept.warnings,
         *table.declaration.stamped_by_name(spec),
         *table.declaration.types_alone(types, [field.name for field in later]),
         *waiting,

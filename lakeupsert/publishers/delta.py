@@ -46,7 +46,7 @@ from lakeupsert.publishers.delta_types import DeltaSchema, NaiveTime, has_naive_
 from lakeupsert.rows.vectors import frame, vector_bytes
 from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import TableObjects, partition_texts
+from lakeupsert.table.layout import TableObjects, value_texts
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
@@ -248,7 +248,7 @@ class DeltaPublisher:
             known.setdefault(frozenset(add.partition_values.items()), {})[add.path] = add
 
         def diff(partition: str) -> _Diff:
-            values: dict[str, str | None] = {**partition_texts(partition)}
+            values: dict[str, str | None] = {**value_texts(spec, partition)}
             manifest = self.version(partition, shown[partition].version)
             has_new_rows = partition not in old or old[partition].merged != shown[partition].merged
             return _diff(spec, manifest, values, known.get(frozenset(values.items()), {}), has_new_rows=has_new_rows)

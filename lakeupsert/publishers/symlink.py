@@ -26,7 +26,7 @@ from lakeupsert.publishers import UNFINISHED, Concurrently, create_once
 from lakeupsert.publishers.hive_types import Column, columns_of, unfit_columns
 from lakeupsert.storage import NotFoundError, ObjectInfo, StoreUnavailableError
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import HOME, WHOLE_TABLE, TableObjects, partition_texts
+from lakeupsert.table.layout import HOME, WHOLE_TABLE, TableObjects, value_texts
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import TableSpec, field_id
@@ -258,7 +258,7 @@ class SymlinkPublisher:
         """Bring table and partitions up to a snapshot. Returns what was to do, and what the catalog refused of it."""
         spec = self._spec(body.spec_version)
         shape = self._shape(spec)
-        steps = self._steps(body, self.catalog.partitions() if parameters is not None else {})
+        steps = self._steps(spec, body, self.catalog.partitions() if parameters is not None else {})
         self._write_manifests(spec, body, {*steps.add, *steps.change})
         if parameters is None:
             self.catalog.create(shape, {**PARAMETERS, TABLE: spec.table_id, SPEC: str(body.spec_version)})
@@ -290,13 +290,13 @@ class SymlinkPublisher:
         self.catalog.update(now, shape.columns, shape.location)
         return True
 
-    def _steps(self, body: Snapshot, found: Mapping[Values, Entry]) -> Steps:
+    def _steps(self, spec: TableSpec, body: Snapshot, found: Mapping[Values, Entry]) -> Steps:
         fields_of = cache(self._fields)
         add, change, stay = {}, {}, set()
         for partition, now in body.partitions.items():
             if not now.rows:
                 continue
-            values = tuple(partition_texts(partition).values())
+            values = tuple(value_texts(spec, partition).values())
             entry = Entry(self._location(_folder(partition, now)), str(body.spec_version), _statistics(now))
             old = found.get(values)
             if old is None:
@@ -308,7 +308,7 @@ class SymlinkPublisher:
 
     def _write_manifests(self, spec: TableSpec, body: Snapshot, changed: Collection[Values]) -> None:
         """Write the manifests of these partitions, after all of them were found fit."""
-        names = {p: now for p, now in body.partitions.items() if tuple(partition_texts(p).values()) in changed}
+        names = {p: now for p, now in body.partitions.items() if tuple(value_texts(spec, p).values()) in changed}
         manifests = self.map_concurrently(lambda p: self.version(p, names[p].version), list(names))
         self._refuse_unfit(spec, manifests)
 

@@ -76,6 +76,8 @@ def _why_arrow(view: View, files: Sequence[ViewFile]) -> str | None:
         return f"{older} of {len(files)} files were written before a column was retyped; `lakeupsert compact --full` leaves none"
     if view.retyped():
         return "a column has had another type"
+    if view.spec.folder_formats or view.spec.adopted_folders:
+        return "another program named the folders of some partitions, and the engine would read their values otherwise"
     if odd := _PATTERN.intersection(files[0].path.removesuffix(files[0].name)):
         return f"the table's path has {''.join(sorted(odd))!r}"
     if any(text.lower() == "null" for file in files for text in partition_texts(file.partition).values()):

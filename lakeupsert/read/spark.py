@@ -34,7 +34,7 @@ from lakeupsert.rows.convert import to_json_values
 from lakeupsert.rows.datafiles import open_object
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import azureaccount
-from lakeupsert.table.layout import DATA, TableObjects
+from lakeupsert.table.layout import DATA, TableObjects, partition_texts
 from lakeupsert.table.spec import BATCH, DELETE_FLAG, RECEIVED_AT
 from lakeupsert.table.types import normalize
 
@@ -46,6 +46,7 @@ DEAD = "_lakeupsert_dead"
 BROADCAST_BLOCKS = 3_000_000
 """Up to this many blocks are broadcast to every executor. More: executors need the memory, about 330 bytes a block. Less: Spark
 sorts and shuffles the rows it reads for the join."""
+_ESCAPED_BYTE = re.compile("%([0-9A-Fa-f]{2})")
 OPEN_FILES = 16
 """Footers that are read at the same time."""
 Narrow = tuple[tuple[str, pa.DataType], ...]
@@ -153,11 +154,15 @@ def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files:
     if any(root.startswith(home) for root in roots):
         options |= _hadoop_options(spark, home)
 
+    misread = _misread_texts(view, files)
+
     def scan(root: str, renames: int, narrow: Narrow, files: Sequence[ViewFile]) -> DataFrame:
         names = view.spec.names_in(renames)
         stored = types | {name: spark_type(type_, name) for name, type_ in narrow}
         schema = s.StructType([s.StructField(names.get(name, name), type_) for name, type_ in stored.items()])
         found = _scan(spark, view, spark.read.schema(schema).options(**options, basePath=root), files)
+        for column, texts in misread.items():
+            found = found.replace(texts, subset=[_quote(names.get(column, column))])
         # In the spec's order, including partition columns, as a union needs it.
         columns = {name: f.col(_quote(names.get(name, name))) for name in types}
         columns |= {name: columns[name].cast(types[name]) for name, _ in narrow}
@@ -167,6 +172,30 @@ def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files:
     # There are several scans if `latest` has temporary files here, if files have columns with former names, and in Spark 3.5.
     with _explain_missing_jars(spark), _list_files_in_driver(spark, local=home.startswith("file:")):
         return reduce(DataFrame.union, [scan(*kind, files) for kind, files in together.items()])
+
+
+def _misread_texts(view: View, files: Sequence[ViewFile]) -> dict[str, dict[str, str]]:
+    """For each partition column of text, the values that Spark reads from the names of adopted folders, with the right ones.
+
+    It takes every escaped byte for a character, so that `p=%C3%A9`, as DuckDB, Polars and pyarrow write é, becomes Ã©. Raises
+    ConfigurationError if a partition really has such a value.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for one in view.spec.adopted_folders:
+        read = _ESCAPED_BYTE.sub(lambda byte: chr(int(byte[1], 16)), one.folder.partition("=")[2])
+        [(column, text)] = partition_texts(one.folder).items()
+        if read != text and pa.types.is_string(view.spec.schema.field(column).type):
+            found.setdefault(column, {})[read] = text
+    for partition in {file.partition for file in files} if found else ():
+        for column, text in partition_texts(partition).items():
+            if text in found.get(column, ()):
+                raise ConfigurationError(
+                    "unfit-for-spark",
+                    f"Spark would take the partition {partition} for another one, {column} = {found[column][text]!r}, since it "
+                    "reads every escaped byte of a folder's name as a character. Nothing was read.",
+                    next="read the table with to_arrow, to_duckdb or to_polars",
+                )
+    return found
 
 
 def _refuse_conversions(view: View, files: Sequence[ViewFile]) -> None:

@@ -1,8 +1,9 @@
 """Where the objects of a table are, and how partitions are named.
 
 A partition's name is its folder, `transaction_date=2020-01-01`, percent-encoded as in Hive and Spark, so that any engine can
-decode the value. The name is the partition's id everywhere: in messages, manifests, options and errors. A table without
-partition columns has one partition, `WHOLE_TABLE`, whose base files lie directly in the table's folder.
+decode the value. A value that has an adopted folder keeps it, however that is written (`level_name`). The name is the
+partition's id everywhere: in messages, manifests, options and errors. A table without partition columns has one partition,
+`WHOLE_TABLE`, whose base files lie directly in the table's folder.
 """
 
 import re
@@ -38,6 +39,7 @@ LONGEST_PARTITION = 200
 WHOLE_TABLE = "whole-table"
 """The name of the only partition of a table without partition columns. Every other name has a `=`."""
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
+_SHORT_DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _OURS = re.compile(
     "(?:.*/)?(?:"
@@ -225,6 +227,13 @@ def folder_name(column: str, text: str) -> str | None:
     return None if text in ("", HIVE_NULL) or len(name.encode("utf-8", "replace")) > LONGEST_PARTITION else name
 
 
+def level_name(spec: TableSpec, column: str, text: str) -> str | None:
+    """The folder of a value's text in a table, which may have been adopted; otherwise as `folder_name`."""
+    format_ = spec.format_of_column.get(column)
+    name = folder_name(column, format(int(text), format_) if format_ else text)
+    return None if name is None else spec.folder_of_name.get(name, name)
+
+
 def partition_name(texts: Mapping[str, str]) -> str | None:
     """The folder of a partition, one level per column, or None if no folder can have one of the values; without columns
     `WHOLE_TABLE`."""
@@ -251,6 +260,11 @@ def partition_texts(partition: str) -> dict[str, str]:
         return {}
     parts = (folder.partition("=") for folder in partition.split("/"))
     return {unquote(column): unquote(text) for column, _, text in parts}
+
+
+def value_texts(spec: TableSpec, partition: str) -> dict[str, str]:
+    """The texts of a partition's values for other programs' metadata, however its folder is written: `1`, not `01`."""
+    return {column: _text(value.as_py()) for column, value in partition_scalars(spec, partition).items()}
 
 
 def partition_text(partition: str) -> str:
@@ -290,9 +304,10 @@ def ranged_column(spec: TableSpec) -> str | None:
 def _scalar(spec: TableSpec, column: str, text: str) -> pa.Scalar:
     type_ = spec.schema.field(column).type
     if pa.types.is_date(type_):
-        return pa.scalar(date.fromisoformat(text), type_)
+        short = _SHORT_DATE.fullmatch(text)
+        return pa.scalar(date(*map(int, short.groups())) if short else date.fromisoformat(text), type_)
     if pa.types.is_boolean(type_):
-        return pa.scalar(text == "true", type_)
+        return pa.scalar({"true": True, "false": False}[text.lower()], type_)
     return pa.scalar(int(text) if pa.types.is_integer(type_) else text, type_)
 
 
@@ -338,14 +353,20 @@ def parse_value(spec: TableSpec, column: str, text: str) -> pa.Scalar:
 
 
 def _parse_folder(spec: TableSpec, column: str, given: str) -> str | None:
+    if given in spec.folder_of_name.values():
+        return given
     text = given.removeprefix(f"{_escape(column)}=").removeprefix(f"{column}=")
     if given != text and _escape(unquote(text)) == text:
         text = unquote(text)
     try:
         value = _scalar(spec, column, text).as_py()
-    except (ValueError, pa.ArrowInvalid):
+    except (KeyError, ValueError, pa.ArrowInvalid):
         return None
-    return folder_name(column, str(value).lower() if isinstance(value, bool) else str(value))
+    return level_name(spec, column, _text(value))
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _escape(text: str) -> str:

@@ -62,6 +62,7 @@ FEATURES = frozenset(
         REPLACING_EXTRACTS,
         "no_partition_columns",
         "hash_partitions",
+        "folder_names",
     }
 )
 """Format features that a spec may require its readers and writers to know."""
@@ -271,6 +272,20 @@ class FileName(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
+class FolderFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """How the integers of a partition column are written in folders, as `02d`."""
+
+    column: str
+    format: str
+
+
+class AdoptedFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The ``folder`` of a value, `p=x%20y`, that would be called ``name``, `p=x y`, if it had not been adopted. One level."""
+
+    name: str
+    folder: str
+
+
 class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One version of the spec.
 
@@ -293,6 +308,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             has the name of that time.
         file_names: these names, of fields that were renamed, dropped or retyped since, and of new ones whose name is taken in
             files.
+        folder_formats: of integer partition columns whose adopted folders have leading zeros.
+        adopted_folders: of values whose adopted folder has another name than new ones get.
         bucket_count: always 1; manifests say how each partition is split into buckets.
     """
 
@@ -320,12 +337,24 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     renames: tuple[Rename, ...] = ()
     one_name_since: int | None = None
     file_names: tuple[FileName, ...] = ()
+    folder_formats: tuple[FolderFormat, ...] = ()
+    adopted_folders: tuple[AdoptedFolder, ...] = ()
     bucket_count: int = 1
 
     @cached_property
     def schema(self) -> pa.Schema:
         """The table as readers see it: all columns in spec order, including the partition columns."""
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.arrow_schema)))
+
+    @cached_property
+    def format_of_column(self) -> dict[str, str]:
+        """The formats of `folder_formats`, by column."""
+        return {one.column: one.format for one in self.folder_formats}
+
+    @cached_property
+    def folder_of_name(self) -> dict[str, str]:
+        """The folders of `adopted_folders`, by the names that they would have otherwise."""
+        return {one.name: one.folder for one in self.adopted_folders}
 
     @cached_property
     def hash_columns(self) -> tuple[PartitionColumn, ...]:
@@ -579,7 +608,7 @@ def check_spec(old: TableSpec | None, new: TableSpec) -> None:
     fixed = (
         "table_id", "key", "order_by", "ascending", "nulls_first", "order_in_name", "ties", "partition_by",
         "partition_from", "stamped", "mode", "nulls", "groups", "key_scope", "history",
-        "versions", "delete", "bucket_count",
+        "versions", "delete", "bucket_count", "folder_formats", "adopted_folders",
     )  # fmt: skip
     broken = [name for name in fixed if getattr(old, name) != getattr(new, name)]
     broken += [f"field {f.id} ({f.name})" for f in old.fields if kept.get(f.id) != renamed.get(f.name, f.name)]

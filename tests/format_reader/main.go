@@ -45,7 +45,7 @@ const (
 )
 
 var (
-	knownFeatures = []string{"carried_rows", "columns", "file_names", "hash_partitions", "history", "key_scope", "no_partition_columns", "renames", "replacing_extracts", "statements", "versions"}
+	knownFeatures = []string{"carried_rows", "columns", "file_names", "folder_names", "hash_partitions", "history", "key_scope", "no_partition_columns", "renames", "replacing_extracts", "statements", "versions"}
 	versionName   = regexp.MustCompile(`^v[0-9]{20}\.json$`)
 	digestField   = regexp.MustCompile(`,"digest":"([0-9a-f]{64})"}$`)
 	footerDigits  = regexp.MustCompile(`(?s)lakeupsert\.crc..([0-9a-f]{8})`)
@@ -318,6 +318,16 @@ func plain(from arrow.Array, at int) any {
 	return from.GetOneForMarshal(at)
 }
 
+var (
+	escape    = regexp.MustCompile("%[0-9A-Fa-f]{2}")
+	shortDate = regexp.MustCompile(`^(\d{4})-(\d{1,2})-(\d{1,2})$`)
+)
+
+// decode returns the text of a part of a partition's name. A % that two hexadecimal digits do not follow is itself.
+func decode(text string) string {
+	return escape.ReplaceAllStringFunc(text, func(one string) string { return must(url.PathUnescape(one)) })
+}
+
 // fixed returns the values of the partition columns, which are in the partition's name.
 func (t *table) fixed(folder string) row {
 	if len(t.spec.PartitionBy) == 0 {
@@ -328,12 +338,15 @@ func (t *table) fixed(folder string) row {
 	require(len(levels) == len(t.spec.PartitionBy), "%s is no partition of %v", folder, t.spec.PartitionBy)
 	for place, level := range levels {
 		encoded, text, _ := strings.Cut(level, "=")
-		name := must(url.PathUnescape(encoded))
+		name := decode(encoded)
 		at := slices.IndexFunc(t.columns, func(column arrow.Field) bool { return column.Name == name })
 		require(at >= 0 && name == t.spec.PartitionBy[place], "%s is no partition of %v", folder, t.spec.PartitionBy)
-		text = must(url.PathUnescape(text))
+		text = decode(text)
 		found[name] = text
 		if of := t.columns[at].Type; of.ID() != arrow.STRING && of.ID() != arrow.LARGE_STRING {
+			if day := shortDate.FindStringSubmatch(text); day != nil && of.ID() == arrow.DATE32 {
+				text = day[1] + "-" + ("0" + day[2])[len(day[2])-1:] + "-" + ("0" + day[3])[len(day[3])-1:]
+			}
 			builder := array.NewBuilder(memory.DefaultAllocator, of)
 			must(0, builder.AppendValueFromString(text))
 			found[name] = values(builder.NewArray(), of, 1)[0]

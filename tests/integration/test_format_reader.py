@@ -283,6 +283,19 @@ def test_adopted_files_of_others(columns: ModuleType, folder: Path) -> None:
     assert_read(table)
 
 
+def test_adopted_folders_that_are_written_in_another_way(folder: Path) -> None:
+    for name, key in (("n=01/d=2024-1-1/b=True/t=x%20y", "a"), ("n=02/d=2024-01-02/b=False/t=50%", "b")):
+        (folder / "processed" / name).mkdir(parents=True)
+        pq.write_table(pa.table({"id": [key], "version": [1]}), folder / "processed" / name / "a.parquet")
+    lake = Lake(folder, key=("id",), partition_by=("n", "d", "b", "t"), order_by=("version",), delete=None)
+    lake.table.adopt()
+    (folder / "landing/1.jsonl").write_text(
+        '{"id": "a", "version": 2, "n": 1, "d": "2024-01-01", "b": true, "t": "x y"}'
+    )
+    lake.table.run(host="local")
+    assert_read(lake.table)
+
+
 def test_nothing_is_published_yet(folder: Path) -> None:
     lake = Lake(folder)
     lake.land("1.jsonl", [row("a", 0, 1)])
