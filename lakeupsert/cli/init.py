@@ -111,7 +111,7 @@ def _propose(call: Call, target: Path, path: str, *, dry_run: bool) -> Answer:
     with call.progress("init") as progress:
         progress(f"sampling {path}")
         found = propose(path, call.table)
-    text = _file_text(found, path, target.parent)
+    text = file_text(found, path, target.parent)
     call.table = found.table
     command = f"`lakeupsert adopt {shlex.quote(path)}`" if found.hive else "`lakeupsert run`"
     missing = [*found.open, *(["queue"] if is_remote(found.processed) else [])]
@@ -192,7 +192,7 @@ def _columns(found: "Proposal") -> list[str]:
     return [*lines, f"and {more} more columns"] if more > 0 else lines
 
 
-def _file_text(found: "Proposal", path: str, folder: Path) -> str:
+def file_text(found: "Proposal", path: str, folder: Path) -> str:
     """The configuration: proposals as settings, open settings as comments, each below its evidence."""
     name = toml_key(found.table)
     zones = {"landing": found.landing, "processed": found.processed}

@@ -14,7 +14,7 @@ GROUPS = {
     "Read": ("head", "query", "files", "export", "ddl"),
     "Change": ("update", "delete"),
     "Repair": ("redrive", "restore", "reprocess", "compact", "vacuum"),
-    "Set up": ("init", "adopt", "config", "doctor", "schema", "demo"),
+    "Set up": ("try", "init", "adopt", "config", "doctor", "schema", "demo"),
 }
 """The commands as `lakeupsert --help` lists them. Each has a module of its name."""
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)

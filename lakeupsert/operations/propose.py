@@ -45,6 +45,7 @@ class Proposal:
         settings: choices for partition_by, key, order_by, landing_dates and delete (``{"column", "values"}``).
         read: choices for settings of ``[tables.NAME.read]``; a setting that is not there keeps its default.
         schema: types that columns must be given for these settings, by column.
+        bytes: of all files, of which the sample are some.
         warnings: settings that are open, uncertain or left out.
     """
 
@@ -58,6 +59,7 @@ class Proposal:
     columns: tuple[Column, ...]
     files: int
     of_files: int
+    bytes: int
     rows: int
     warnings: tuple[str, ...]
 
@@ -119,6 +121,7 @@ def propose(address: str, table: str | None = None) -> Proposal:
         ),
         files=len(rows.paths),
         of_files=len(files),
+        bytes=sum(f.size for f in files),
         rows=rows.count,
         warnings=(*warnings, *choices.warnings),
     )

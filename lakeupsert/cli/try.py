@@ -1,0 +1,122 @@
+"""`lakeupsert try`: a first look at a folder of files, without a configuration. Nothing of it stays."""
+
+import shlex
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from lakeupsert.cli import output
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.init import file_text
+from lakeupsert.cli.problems import append_warnings
+from lakeupsert.cli.program import main
+from lakeupsert.cli.rows import rows_result, rows_text
+from lakeupsert.cli.settings_file import plain
+from lakeupsert.config import FILE_NAME, TableSettings, parse
+from lakeupsert.errors import ConfigurationError, RefusedError
+from lakeupsert.report.numbers import count, size
+
+if TYPE_CHECKING:
+    from lakeupsert.operations.propose import Proposal
+    from lakeupsert.pipeline.commit import AppendResult
+
+ROWS = 10
+"""Rows that are shown."""
+LARGEST = 1_000_000_000
+"""Bytes of files above which it is no quick look."""
+
+
+@main.command("try")
+@click.argument("path")
+@common
+@click.pass_obj
+def try_folder(call: Call, path: str) -> Answer:
+    """Show what a table of the files below PATH would look like.
+
+    Proposes settings as `init` does, merges the files in a temporary folder as `run` does, however many rows are refused, and
+    shows the first rows. It writes nothing into PATH or this folder, and what it wrote elsewhere is deleted.
+
+    \b
+    Example:
+      lakeupsert try landing/sales
+    """
+    from lakeupsert.api import Table  # imports Arrow
+    from lakeupsert.operations.propose import propose
+
+    with call.progress("try") as progress, tempfile.TemporaryDirectory(prefix="lakeupsert-try-") as folder:
+        progress(f"sampling {path}")
+        found = propose(path, call.table)
+        if found.bytes > LARGEST:
+            raise ConfigurationError(
+                "too-large-to-try",
+                f"{path} has {size(found.bytes)}, and `try` merges at most {size(LARGEST)}. Nothing was merged.",
+                next=f"run `{_command('init', path)}`, then `lakeupsert run`; or try a folder with some of the files",
+            )
+        call.table = found.table
+        settings = _settings(found, path, Path(folder))
+        early_warnings: list[str] = []
+        with Table(found.table, settings) as table:
+            ran = table.run(host="local", workers=1, progress=progress, warn=early_warnings.append)
+            shown = table.snapshot
+            rows = table.head(ROWS) if shown else None
+    if rows is None or shown is None:
+        why = "; ".join(append_warnings(ran.append, early_warnings)) or "they have no rows"
+        raise RefusedError("no-readable-file", f"No row of {path} can be shown: {why}.", next="correct these files")
+    warnings = (*found.warnings, *append_warnings(ran.append, early_warnings))
+    chosen = {name: found.settings[name].value for name in ("key", "partition_by", "order_by")}
+    refused = dict(ran.append.entry.quarantined) if ran.append else {}
+    next_step = f"`{_command('init', path)}` writes these settings; then `lakeupsert run`"
+    result = {
+        "proposed": chosen,
+        "rows": shown.rows,
+        "partitions": shown.partitions,
+        "quarantined": refused,
+        "first_rows": rows_result(rows),
+        "next": next_step,
+    }
+    facts = [
+        *((name, plain(", ".join(value) if value else "none")) for name, value in chosen.items()),
+        ("rows", f"{shown.rows:,} in {count(shown.partitions, 'partition')}"),
+        *_refused(ran.append),
+        ("next", next_step),
+    ]
+    return Answer(result, f"{rows_text(rows)}\n\n{output.block(f'Table {found.table}', facts)}", warnings)
+
+
+def _command(name: str, path: str) -> str:
+    return f"lakeupsert {name} {shlex.quote(path)}"
+
+
+def _settings(found: "Proposal", path: str, folder: Path) -> TableSettings:
+    """The proposed settings, of a table in ``folder`` that takes every readable row."""
+    if found.hive:
+        raise ConfigurationError(
+            "already-partitioned",
+            f"{path} is a Hive-partitioned folder of Parquet, which needs no merge to look at. Nothing was written.",
+            next=f"run `{_command('init', path)}`, then `lakeupsert adopt`, which makes a table of it and rewrites no file",
+        )
+    if found.settings["key"].value is None:
+        [why] = found.settings["key"].evidence
+        raise ConfigurationError(
+            "no-key",
+            f"The sample of {path} does not show which columns identify a row: {why}. Nothing was merged.",
+            next=f"run `{_command('init', path)}`, set `key` in {FILE_NAME}, then `lakeupsert run`",
+        )
+    parts = replace(found.settings["partition_by"], value=found.settings["partition_by"].value or [])
+    table = replace(found, processed=str(folder / "table"), settings={**found.settings, "partition_by": parts})
+    text = file_text(table, path, folder)
+    _, settings = parse(str(folder / FILE_NAME), text.encode(), {}).table(None)
+    return msgspec.structs.replace(settings, quarantine_limit="100%")
+
+
+def _refused(appended: "AppendResult | None") -> Sequence[tuple[str, str]]:
+    """The refused rows by reason, each with an example."""
+    if appended is None or not appended.entry.rows_quarantined:
+        return []
+    examples = [("", f"{code}, for example {plain(text)}") for code, text in sorted(appended.examples.items())]
+    return [("refused", output.quarantined_rows(appended)), *examples]
