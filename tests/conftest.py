@@ -112,6 +112,16 @@ def _session() -> Any:
     return pyspark and pyspark.SparkContext._active_spark_context
 
 
+@pytest.fixture(autouse=True, scope="session")
+def few_races() -> Iterator[None]:
+    """Each new bucket would be raced for a second. `contract/test_races.py` shows how many are enough."""
+    from lakeupsert.storage import remote
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote, "RACES", 1)
+        yield
+
+
 @pytest.fixture(scope="session")
 def load_script() -> Callable[[Path], ModuleType]:
     """Imports a file that is in no package."""

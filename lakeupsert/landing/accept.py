@@ -76,10 +76,14 @@ _QUARANTINED = pa.schema(
 
 @dataclass(frozen=True)
 class RowRules:
-    """The spec whose rules rows must pass, and the batch's receipt stamp ``received_at`` in microseconds UTC."""
+    """The spec whose rules rows must pass, and the batch's receipt stamp ``received_at`` in microseconds UTC.
+
+    ``clock_ahead``: as in the batch's ledger entry.
+    """
 
     spec: TableSpec
     received_at: int
+    clock_ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -417,10 +421,11 @@ def _check_order(columns: Mapping[str, pa.Array], is_delete: Mask, refusals: _Re
     if LOG_POSITION in spec.order_by:
         reason = f"The event has no {LOG_POSITION}: its `source` lacks a field that its place in the log is made of."
         refusals.add("order_missing", as_mask(columns[LOG_POSITION].is_null()), reason)
-    received = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=rules.received_at)
+    received_at = rules.received_at - rules.clock_ahead
+    received = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=received_at)
     what = f"is more than a day after its receipt, {received.isoformat()}"
     for name in (o.column for ordering, _ in spec.columns_of for o in ordering if not o.ascending):
-        refusals.add_values("future_order", _is_after(columns[name], rules.received_at + _DAY), name, what)
+        refusals.add_values("future_order", _is_after(columns[name], received_at + _DAY), name, what)
 
 
 def _is_after(column: pa.Array, limit: int) -> Mask:

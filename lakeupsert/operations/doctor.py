@@ -12,12 +12,9 @@ import os
 import platform
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -29,14 +26,15 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.landing.table_logs import find_log, log_above
 from lakeupsert.operations.snapshots import list_snapshots
 from lakeupsert.phrases import count, install_extra, no_folder
-from lakeupsert.pipeline.discover import holds_a_table, is_landing_file
+from lakeupsert.pipeline.discover import CLOCKS_APART, holds_a_table, is_landing_file
 from lakeupsert.pipeline.event_order import misplaced_events
 from lakeupsert.pipeline.landing_dates import fitting, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import standings
 from lakeupsert.pipeline.worker import LEASE_SECONDS
 from lakeupsert.queue import SqliteQueue, SqsQueue
-from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
+from lakeupsert.storage import LocalStore, NotFoundError, open_store
+from lakeupsert.storage.races import WRITERS, race
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME
 from lakeupsert.table.ledger import LedgerEntry
@@ -47,13 +45,11 @@ Level = Literal["ok", "warning", "problem"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ROUNDS = 20
-WRITERS = 8
-"""Threads that race to create each of so many objects."""
+"""How many objects threads race to create."""
 FUNCTION_SECONDS = 900
 """The longest that a Lambda function can run."""
-CLOCKS_APART = timedelta(minutes=5)
 CLOCKS_FAR_APART = timedelta(hours=1)
-"""Differences between the clocks of this machine and the store that are a warning, and a problem."""
+"""A difference between the clocks of this machine and the store that is a problem; above `CLOCKS_APART` it is a warning."""
 FUTURE = timedelta(seconds=10)
 """How far ahead a stamp may be: the clocks of machines that use NTP differ by less."""
 
@@ -134,7 +130,7 @@ def _store(table: OpenTable) -> Iterator[Finding]:
     store, stem = table.store, f"{HOME}/doctor-{clock.new_id()}-"
     names = [f"{stem}{number:02}" for number in range(ROUNDS)]
     try:
-        wrong = _race(store, names)
+        wrong = race(store, store.create, names)
         if wrong is None:
             before = store.get(names[0])
             if store.create(names[0], b"again") or store.get(names[0]) != before:
@@ -153,37 +149,6 @@ def _store(table: OpenTable) -> Iterator[Finding]:
             "do not run lakeupsert on this store, where one writer's commit can replace another's: put `processed` on Amazon "
             "S3, Azure Storage, a server that keeps their conditional puts, a local file system, or NFS with hard links",
         )
-
-
-def _race(store: ObjectStore, names: list[str]) -> str | None:
-    """Let threads race to create each object; returns what went wrong, or None."""
-    winners = []
-    with ThreadPoolExecutor(WRITERS) as pool:
-        for name in names:
-            bodies = [f"{name} {writer}".encode() for writer in range(WRITERS)]
-            answers = list(pool.map(partial(_create, store, name, threading.Barrier(WRITERS)), bodies))
-            won = [body for body, answer in zip(bodies, answers, strict=True) if answer]
-            unknown = [body for body, answer in zip(bodies, answers, strict=True) if answer is None]
-            try:
-                stored = store.get(name)
-            except NotFoundError:
-                stored = b""
-            if [stored] != (won or [body for body in unknown if body == stored]):
-                winners.append(len(won))
-    if not winners:
-        return None
-    return (
-        f"in {len(winners)} of {len(names)} races of {WRITERS} threads to create one object, {max(winners)} won; exactly one "
-        "must win, and its bytes must be stored"
-    )
-
-
-def _create(store: ObjectStore, name: str, gate: threading.Barrier, body: bytes) -> bool | None:
-    gate.wait()
-    try:
-        return store.create(name, body)
-    except UnknownOutcomeError:
-        return None  # what is stored shows who won
 
 
 def _clocks(table: OpenTable) -> Iterator[Finding]:

@@ -140,7 +140,7 @@ class LandedRows:
 
     def _is_there(self, file: LandingFile) -> bool:
         found = self._table.landing.head(file.path)
-        if found is not None and (found.size, found.etag) == (file.size, file.etag):
+        if found is not None and found.is_same(file.size, file.etag):
             return True
         try:
             return found is not None and content_hash(self._table.landing, file.path) == file.sha256

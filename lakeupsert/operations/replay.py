@@ -120,7 +120,9 @@ def _plan(table: OpenTable, ground: Ground, known: TableSpec, files: Sequence[Re
         fit = [survey for survey in new if not list(unfit_files(spec, [survey]))]
         spec, warnings = plan_spec(table, known, fit)
         warnings += [f"rows of {one.path!r} stay quarantined: {one.reason}" for one in unfit_files(spec, new)]
-        job = replace(job, rules=RowRules(spec, ground.received_at), spec_version=ground.version_of(spec))
+        job = replace(
+            job, rules=RowRules(spec, ground.received_at, ground.clock_ahead), spec_version=ground.version_of(spec)
+        )
     return _Plan(job, files, renames, tuple(warnings))
 
 
@@ -132,6 +134,7 @@ def _entry(
         kind="batch",
         batch_id=ground.batch_id,
         received_at=ground.received_at,
+        clock_ahead=ground.clock_ahead,
         spec_version=job.spec_version,
         reading=job.reading,
         touched=touched_by(reports),

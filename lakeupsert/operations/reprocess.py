@@ -344,7 +344,7 @@ def _check_sources(
         found = table.landing.head(file.path)
         if found is None:
             return _Unfit("source-gone", number, where)
-        if (found.size, found.etag) != (file.size, file.etag):
+        if not found.is_same(file.size, file.etag):
             try:
                 if content_hash(table.landing, file.path) != file.sha256:
                     return _Unfit("source-changed", number, where)
@@ -406,7 +406,7 @@ def _job(
         store=table.store,
         inputs=tuple(replace(i, row_groups=groups.get(i.path)) for i in inputs),
         reading=reading,
-        rules=RowRules(spec, entry.received_at),
+        rules=RowRules(spec, entry.received_at, entry.clock_ahead),
         batch_id=entry.batch_id,
         spec_version=entry.spec_version,
         start=start,

@@ -26,7 +26,7 @@ from lakeupsert.landing.files import Survey, format_of
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
-from lakeupsert.pipeline.discover import Ground, Request, discover, refuse_all_skipped
+from lakeupsert.pipeline.discover import Ground, Request, contents_of, discover, refuse_all_skipped
 from lakeupsert.pipeline.event_order import misplaced_events, misplaced_snapshots
 from lakeupsert.pipeline.full_extract import (
     NO_EXTRACT,
@@ -313,6 +313,7 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
         kind="batch",
         batch_id=ground.batch_id,
         received_at=ground.received_at,
+        clock_ahead=ground.clock_ahead,
         spec_version=job.spec_version,
         reading=job.reading,
         files=tuple(
@@ -325,7 +326,9 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
             )
             for i in ground.inputs
         ),
-        seen=ground.seen,
+        # An unreadable file that comes again with the same content is known by it.
+        seen=ground.seen
+        + contents_of(table, (i for i in ground.inputs if i.path in plan.unreadable.keys() - plan.damaged)),
         touched=touched_by(reports),
         rows_read=sum(rows.values()) + len(plan.unreadable),  # an unreadable file counts as one row
         quarantined=dict(sorted(reasons.items())),

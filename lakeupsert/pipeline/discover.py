@@ -6,10 +6,10 @@ Repeat    safe
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import date, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -19,24 +19,29 @@ from lakeupsert.landing.files import content_hash
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
 from lakeupsert.landing.table_logs import TableLog, log_of
 from lakeupsert.phrases import count, no_folder
-from lakeupsert.pipeline.landing_dates import Skipped, describe_skipped, is_stray, received_on
+from lakeupsert.pipeline.landing_dates import Skipped, arrival_order, describe_skipped, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import LocalStore, ObjectInfo, open_landing
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import (
-    LandingFile,
     LedgerEntry,
     Scope,
     SeenFile,
     active_batches,
-    landing_files_by_path,
     next_stamp,
+    seen_files_by_path,
+    taken_files_by_path,
 )
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
 _IGNORED_STARTS = ("_", ".")
-_IGNORED_ENDS = (".tmp", ".crc", "._COPYING_")
+_IGNORED_ENDS = (
+    ".tmp",
+    ".crc",
+    "._COPYING_",
+    "_$folder$",
+)  # the last: Hadoop's marker of a folder on S3, as EMR writes it
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,8 @@ class Request:
     may_shrink: bool = False
 
 
+CLOCKS_APART = timedelta(minutes=5)
+"""A greater difference between the clocks of this machine and the store is worth a warning."""
 ALL_NEW = Request()
 """All new landing files."""
 
@@ -78,6 +85,7 @@ class Ground:
         seen: landing files that had to be read to find out that an earlier batch took the same content.
         skipped: landing files that have no date by `landing_dates`.
         by_size: how many landing files are known by nothing but their names and sizes.
+        clock_ahead: see `LedgerEntry.clock_ahead`.
         log: of a table of another format in the landing zone.
     """
 
@@ -92,6 +100,7 @@ class Ground:
     seen: tuple[SeenFile, ...] = ()
     skipped: Skipped | None = None
     by_size: int = 0
+    clock_ahead: int = 0
     log: TableLog | None = None
 
     @property
@@ -122,6 +131,12 @@ class Ground:
     @property
     def warnings(self) -> tuple[str, ...]:
         found = [str(self.skipped)] if self.skipped else []
+        if self.clock_ahead:
+            apart, side = abs(self.clock_ahead) / 60e6, "ahead of" if self.clock_ahead > 0 else "behind"
+            found.append(
+                f"this machine's clock is {apart:,.0f} min {side} the store's; rows whose order is in the future are refused by "
+                "the store's, but receipt stamps and snapshots have this machine's time. Set it by NTP"
+            )
         if self.log:
             found.append(holds_a_table(self.log))
         if self.by_size:
@@ -151,7 +166,14 @@ def read_heads(table: OpenTable, batch_id: str | None) -> Ground:
         head=head,
         spec_head=spec_head,
         entries=table.headers(head.number, write=True) if head else (),
+        clock_ahead=_clock_ahead(table),
     )
+
+
+def _clock_ahead(table: OpenTable) -> int:
+    """See `LedgerEntry.clock_ahead`. The heads have been read, so the store has answered."""
+    ahead = timedelta(seconds=table.store.clock_ahead() or 0)
+    return ahead // timedelta(microseconds=1) if abs(ahead) > CLOCKS_APART else 0
 
 
 def discover(table: OpenTable, request: Request = ALL_NEW, excluded: Collection[str] = ()) -> Ground:
@@ -161,19 +183,18 @@ def discover(table: OpenTable, request: Request = ALL_NEW, excluded: Collection[
     zone holds Parquet files but no table.
     """
     ground = read_heads(table, request.batch_id)
-    entries, known, withdrawn = ground.entries, landing_files_by_path(ground.entries), None
+    entries, known, withdrawn = ground.entries, taken_files_by_path(ground.entries), None
     if request.again:
         count = active_batches(enumerate(entries))
-        known = landing_files_by_path(entry for number, entry in enumerate(entries) if number in count)
-        withdrawn = landing_files_by_path(entry for number, entry in enumerate(entries) if number not in count)
+        known = taken_files_by_path(entry for number, entry in enumerate(entries) if number in count)
+        withdrawn = taken_files_by_path(entry for number, entry in enumerate(entries) if number not in count)
     if ground.head is None:
         _refuse_unadopted(table)
     candidates = None if withdrawn is None else withdrawn.keys()
     listing = _list_landing(
         table, request, known, lambda path: path not in excluded and (candidates is None or path in candidates)
     )
-    hashes = {(f.path, f.size, f.etag): f.sha256 for entry in entries for f in entry.seen}
-    inputs, seen = _new_files(table, listing.files, known, hashes)
+    inputs, seen = _new_files(table, listing.files, known, seen_files_by_path(entries))
     same_id = next((e for e in entries if e.kind == "batch" and e.batch_id == request.batch_id), None)
     if same_id is not None and inputs:
         raise ConfigurationError(
@@ -183,7 +204,7 @@ def discover(table: OpenTable, request: Request = ALL_NEW, excluded: Collection[
             next="give the new files a --batch-id of their own, or none",
         )
     if ground.spec is not None and withdrawn is not None:
-        _refuse_renamed(table, ground.spec, entries, {i.path: i.etag for i in inputs})
+        _refuse_renamed(table, ground.spec, entries, {i.path: i.listed for i in inputs})
     # The stamp is of now: listing and hashing may have taken a while.
     received_at = next_stamp(ground.head.body if ground.head else None)
     return replace(
@@ -244,17 +265,17 @@ def refuse_all_skipped(table: OpenTable, ground: Ground) -> None:
 
 
 def _refuse_renamed(
-    table: OpenTable, spec: TableSpec, entries: Sequence[LedgerEntry], inputs: Mapping[str, str]
+    table: OpenTable, spec: TableSpec, entries: Sequence[LedgerEntry], inputs: Mapping[str, ObjectInfo]
 ) -> None:
     """Refuse withdrawn files that were written before a rename: their values would be read into other columns.
 
-    ``inputs`` are the etags of the files to take, by path.
+    ``inputs`` are the files to take, by path.
     """
     if not spec.renames:
         return
     for entry in entries:
         renamed = spec.changed_names(len(table.spec(entry.spec_version).renames))
-        same = [file.path for file in entry.files if inputs.get(file.path) == file.etag]
+        same = [f.path for f in entry.files if f.path in inputs and inputs[f.path].is_same(f.size, f.etag)]
         if renamed and same:
             raise ConfigurationError(
                 "renamed-since",
@@ -290,7 +311,7 @@ class _Listing:
 
 
 def _list_landing(
-    table: OpenTable, request: Request, known: Mapping[str, list[LandingFile]], is_candidate: Callable[[str], bool]
+    table: OpenTable, request: Request, known: Mapping[str, list[SeenFile]], is_candidate: Callable[[str], bool]
 ) -> _Listing:
     landing = open_landing(table.settings.landing)
     if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
@@ -319,7 +340,7 @@ def _list_landing(
             undated.append(found.name)
         elif pattern and not (first or day) <= day <= (last or day):
             continue
-        elif not any((k.size, k.etag) == (found.size, found.etag) for k in known.get(found.name, ())):
+        elif not any(found.is_same(k.size, k.etag) for k in known.get(found.name, ())):
             files.append(found)
     return _Listing(tuple(files), describe_skipped(pattern, format_, undated, listed, folders), by_size, log)
 
@@ -327,31 +348,44 @@ def _list_landing(
 def _new_files(
     table: OpenTable,
     files: Sequence[ObjectInfo],
-    known: Mapping[str, list[LandingFile]],
-    hashes: Mapping[tuple[str, int, str], str],
+    known: Mapping[str, list[SeenFile]],
+    seen_before: Mapping[str, list[SeenFile]],
 ) -> tuple[tuple[LandingInput, ...], tuple[SeenFile, ...]]:
-    """Those of ``files`` whose content no batch took, and those that had to be read to find that one did. None of ``files`` is
-    ``known`` by size and etag.
+    """Those of ``files`` whose content no batch took, in the order that ranks their rows, and those that had to be read to find
+    that one did. None of ``files`` is ``known`` by size and etag.
 
-    ``hashes``, by path, size and etag, are of files that earlier batches read for the same reason. The next ledger entry
-    remembers what is read here. A night without new files writes no entry, so the next night reads these files once more.
+    ``seen_before`` are files that earlier batches read for the same reason, by path. The next ledger entry remembers what is
+    read here. A night without new files writes no entry, so the next night reads these files once more.
     """
+
+    def content_before(found: ObjectInfo) -> str | None:
+        same = (f.sha256 for f in seen_before.get(found.name, ()) if found.is_same(f.size, f.etag))
+        return next(same, None)
+
     # Same path, other etag: only the content shows whether it is the same file sent again.
-    unsure = [f for f in files if f.name in known and (f.name, f.size, f.etag) not in hashes]
-    contents = table.map_concurrently(partial(_read_content, table), unsure)
-    read = {f.name: file for f, file in zip(unsure, contents, strict=True)}
+    unsure = [f for f in files if f.name in known and content_before(f) is None]
+    read = {f.name: file for f, file in zip(unsure, _read_contents(table, unsure), strict=True)}
     inputs: list[LandingInput] = []
     seen: list[SeenFile] = []
-    for found in files:
+    for found in sorted(files, key=lambda file: arrival_order(file.name, table.settings.landing_dates)):
         file = read.get(found.name)
         if found.name in read and file is None:
             continue
-        content = file.sha256 if file else hashes.get((found.name, found.size, found.etag))
+        content = file.sha256 if file else content_before(found)
         if not any(f.sha256 == content for f in known.get(found.name, ())):
             inputs.append(LandingInput(found.name, found.size, found.etag, place=len(inputs)))
         elif content and file:
             seen.append(file)
     return tuple(inputs), tuple(seen)
+
+
+def contents_of(table: OpenTable, inputs: Iterable[LandingInput]) -> tuple[SeenFile, ...]:
+    """These files with the hashes of their content, without those that have changed since they were listed."""
+    return tuple(file for file in _read_contents(table, [i.listed for i in inputs]) if file is not None)
+
+
+def _read_contents(table: OpenTable, files: Sequence[ObjectInfo]) -> list[SeenFile | None]:
+    return list(table.map_concurrently(partial(_read_content, table), files))
 
 
 def _read_content(table: OpenTable, found: ObjectInfo) -> SeenFile | None:

@@ -1,4 +1,4 @@
-"""The dates of landing files by `landing_dates`, and the warning about files that are skipped because they have none."""
+"""The dates of landing files by `landing_dates`, their order, and the warning about files that are skipped without a date."""
 
 import json
 import re
@@ -8,6 +8,9 @@ from datetime import UTC, date, datetime
 
 from lakeupsert.landing.files import format_of
 
+_DIGITS = re.compile("[0-9]+")
+_LONGEST_NUMBER = 64
+"""Digits of the longest number that is compared as one: as long as a hash."""
 COMMON_PATTERNS = ("%Y-%m-%d", "%Y%m%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%m-%d-%Y", "%d-%m-%Y")
 
 
@@ -51,6 +54,15 @@ def received_on(path: str, pattern: str) -> date | None:
         return datetime.strptime(folders, pattern).replace(tzinfo=UTC).date() if pattern else date.min
     except ValueError:  # also UnicodeEncodeError: the ledger can't hold a name that is not UTF-8
         return None
+
+
+def arrival_order(path: str, pattern: str) -> tuple[date, str, str]:
+    """What sorts the files of a batch: the date of their folder, then the path, in which numbers count as numbers.
+
+    So `2.csv` is before `10.csv`, and `01/02/2021/` after `31/01/2021/` if ``pattern`` says that the day comes first.
+    """
+    by_number = _DIGITS.sub(lambda number: number[0].zfill(_LONGEST_NUMBER), path)
+    return received_on(path, pattern) or date.min, by_number, path
 
 
 def is_stray(path: str, pattern: str, configured: str) -> bool:

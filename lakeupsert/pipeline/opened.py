@@ -67,6 +67,8 @@ class OpenTable:
     """It was opened by its folder (`pipeline.by_folder`), so no configuration says what it must be."""
     sinks: list[Sink] = field(default_factory=lambda: [tracing.record], repr=False)
     """Who takes the events of this table."""
+    failing_causes: set[str] = field(default_factory=set, repr=False)
+    """Why partitions failed since the last one that did not; each cause is logged once."""
     _entries: dict[int, Link[LedgerEntry]] = field(default_factory=dict, repr=False)
     _specs: dict[int, TableSpec] = field(default_factory=dict, repr=False)
     _headers: list[LedgerEntry] = field(default_factory=list, repr=False)

@@ -11,6 +11,7 @@ Repeat    safe: a message that comes again finds its partition merged
 
 import itertools
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -35,6 +36,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import FailedMark, Manifest
 
 log = logging.getLogger(__name__)
+_OBJECT_ID = re.compile("[0-9a-f]{32}")
 
 LEASE_SECONDS = 120.0
 """How long a worker owns a message between two extensions. It extends the lease every third of this while it works, so the
@@ -313,6 +315,7 @@ class _Delivery:
         """Answer the leases of one partition."""
         table, queue, error = self.table, self.table.queue, result.error or ""
         if result.status != "failed":
+            table.failing_causes.clear()
             self._answer(leases, queue.ack)
             if message.unit is not None and result.status == "clean":
                 self.unconfirmed.add(message)
@@ -320,12 +323,16 @@ class _Delivery:
                 self.collect(result)
         elif receives < queue.max_receives:
             # What to do about it is reported once, by whoever finds the partition failed for good.
-            log.warning(
-                "partition failed, will be tried again: %s: %s",
+            reason = error.partition("\n")[0]
+            cause = _OBJECT_ID.sub("", reason.replace(result.partition, ""))
+            log.log(
+                logging.INFO if cause in table.failing_causes else logging.WARNING,
+                "partition failed, will be tried again (others of the same cause are not named): %s: %s",
                 result.partition,
-                error.partition("\n")[0],
+                reason,
                 extra={"table": table.name, "partition": result.partition},
             )
+            table.failing_causes.add(cause)
             self.returned += leases
             self._answer(leases, lambda lease: queue.release(lease, self.retry_seconds))
         else:

@@ -425,6 +425,13 @@ class SqsQueue:
         status = e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if code in _LATER or status >= 500:
             return TryAgainError("queue-busy", what, next="run the same command again")
+        if "json" not in e.response["ResponseMetadata"]["HTTPHeaders"].get("content-type", ""):
+            return ConfigurationError(
+                "queue-unusable",
+                f"The server at {self._client.meta.endpoint_url} answered {operation} with {status}, and not in SQS's JSON "
+                f"protocol, the only one that boto3 speaks now. goaws 0.4.5 and sqslite 2.1.1 do not know it. {progress}",
+                next="use SQS or an emulator that knows it (ElasticMQ, moto, MiniStack), or correct AWS_ENDPOINT_URL_SQS",
+            )
         return ConfigurationError(
             "queue-unusable", what, next="correct what the message says about the queue, or AWS_ENDPOINT_URL_SQS"
         )

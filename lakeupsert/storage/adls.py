@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 import pyarrow as pa
@@ -52,6 +53,7 @@ from lakeupsert.storage.remote import (
     Conditions,
     Piece,
     RangeReader,
+    ServerClock,
     Upload,
     unreachable,
 )
@@ -67,6 +69,14 @@ HEAD_BYTES = 256 << 10
 LISTED_AT_ONCE = 5000
 DELETED_AT_ONCE = 256
 
+_AZURES = (
+    ".core.windows.net",
+    ".core.chinacloudapi.cn",
+    ".core.usgovcloudapi.net",
+    ".storage.azure.net",
+    ".fabric.microsoft.com",
+)
+"""Hosts of Microsoft's own storage. Others are emulators."""
 _TAKEN = {"BlobAlreadyExists", "ConditionNotMet", "PathAlreadyExists", "UnauthorizedBlobOverwrite"}
 _counted: ContextVar[tuple[Requests, Call]] = ContextVar("_counted")
 """Where and how to count this thread's requests. Clients are shared, and send retries by themselves."""
@@ -120,12 +130,13 @@ class AdlsStore:
 
     def create(self, name: str, data: bytes) -> bool:
         parts_of(name)
-        self._conditions.prove(self._create, self.uri())
+        self._conditions.prove(self, self._create, self._others_endpoint)
         return self._create(name, data)
 
     @contextmanager
     def write(self, name: str) -> Iterator[Upload]:
         parts_of(name)
+        self._conditions.prove_before_write(self, self._create, self._others_endpoint)
         upload = Upload(_Parts(self, name))
         try:
             yield upload
@@ -175,6 +186,10 @@ class AdlsStore:
         opened = ObjectInfo(name, first.size, first.etag, 0.0)
         return pa.PythonFile(RangeReader(self, opened, read, first.data), "r")
 
+    def clock_ahead(self) -> float | None:
+        ahead: float | None = self._fs.clock.ahead
+        return ahead
+
     # -- how
 
     def _create(self, name: str, data: bytes) -> bool:
@@ -215,7 +230,7 @@ class AdlsStore:
         while (blobs := self._run("list", "list_blobs", "", next_page)) is not None:
             for blob in blobs:
                 name = blob.name.removeprefix(self._prefix)
-                if name and not name.endswith("/") and name != PROBE and not _is_folder(blob):
+                if name and not name.endswith("/") and not name.startswith(PROBE) and not _is_folder(blob):
                     yield _info(name, blob)
 
     def _read(self, name: str, at: int | None, size: int | None, etag: str | None = None) -> Piece:
@@ -237,6 +252,11 @@ class AdlsStore:
             raise NotFoundError(name) from e
         except _RangeError:  # any range of an empty blob, and one behind the end
             return Piece(b"", 0, "")
+
+    @property
+    def _others_endpoint(self) -> str | None:
+        parts = urlsplit(self._fs.service_client.url)
+        return None if (parts.hostname or "").endswith(_AZURES) else f"{parts.scheme}://{parts.netloc}"
 
     @property
     def _fs(self) -> AzureBlobFileSystem:
@@ -378,6 +398,7 @@ class _FileSystem(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
     service_client: BlobServiceClient
 
     def __init__(self, account: str | None, suffix: str | None) -> None:
+        self.clock = ServerClock()
         self._account = account
         account = account or azureaccount.account_name()
         if not account and not self.connection_string:
@@ -407,7 +428,7 @@ class _FileSystem(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
             found.url,
             credential=found.credential,
             transport=_Transport(
-                connection_timeout=azureaccount.CONNECTION_SECONDS, read_timeout=azureaccount.READ_SECONDS
+                self.clock, connection_timeout=azureaccount.CONNECTION_SECONDS, read_timeout=azureaccount.READ_SECONDS
             ),
             retry_policy=ExponentialRetry(**azureaccount.backoff()),
             raw_request_hook=_count,
@@ -421,8 +442,14 @@ class _Transport(AioHttpTransport):  # type: ignore[misc]
     """aiohttp as Azure's library uses it, but each request is sent once: aiohttp would repeat a PUT after a lost connection, and
     a create would then find its own blob."""
 
+    def __init__(self, server: ServerClock, **options: float) -> None:
+        super().__init__(**options)
+        self._server = server
+
     async def send(self, request: "HttpRequest", **options: object) -> "AsyncHttpResponse":
-        return await super().send(request, middlewares=(_send_once,), **options)
+        answer = await super().send(request, middlewares=(_send_once,), **options)
+        self._server.note(answer.headers.get("date"))
+        return answer
 
 
 async def _send_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

@@ -5,6 +5,7 @@ object from `write` has a unique name and does not count until a created object 
 `lakeupsert.testing.contracts.ObjectStoreContract`.
 """
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from lakeupsert.errors import ConfigurationError, TryAgainError
 
 SIZE_ONLY = "size {}"
 """The etag of an object of which its store says nothing else."""
+_EARLIER_LOCAL = re.compile("[0-9]+-[0-9]+")
 Call = Literal["get", "head", "list", "put", "create", "delete"]
 CALLS: tuple[Call, ...] = ("get", "head", "list", "put", "create", "delete")
 
@@ -49,6 +51,12 @@ class ObjectInfo:
     size: int
     etag: str
     modified: float = field(compare=False)  # S3's HEAD and LIST round it differently
+
+    def is_same(self, size: int, etag: str) -> bool:
+        """Whether the object is unchanged since it had these. Local etags of an earlier lakeupsert lack the last part."""
+        return self.size == size and (
+            self.etag == etag or (_EARLIER_LOCAL.fullmatch(etag) is not None and self.etag.startswith(f"{etag}-"))
+        )
 
     @property
     def is_by_size(self) -> bool:
@@ -174,6 +182,10 @@ class ObjectStore(ObjectReader, Protocol):
 
         The object appears, complete and durable, when the block ends without an error. Otherwise it never appears.
         """
+
+    def clock_ahead(self) -> float | None:
+        """By how many seconds this machine's clock is ahead of the store's, to about a second; None if it is not known, since the
+        store does not say or has not answered yet."""
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects. A missing object is not an error."""

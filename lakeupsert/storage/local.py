@@ -9,9 +9,11 @@ import errno
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -56,7 +58,7 @@ class LocalStore:
         start, size = part or (0, -1)
         try:
             # A buffer would only cost time; but without one, a read of more than 2 GB may be cut short.
-            with self._failures(name), open(self._path(name), "rb", -1 if part else 0) as f:
+            with self._failures(name, reads=True), open(self._path(name), "rb", -1 if part else 0) as f:
                 f.seek(start)
                 return f.read(size)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as e:
@@ -65,7 +67,7 @@ class LocalStore:
     def head(self, name: str) -> ObjectInfo | None:
         self.requests.count("head")
         try:
-            with self._failures(name):
+            with self._failures(name, reads=True):
                 status = os.stat(self._path(name))
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -113,7 +115,7 @@ class LocalStore:
     def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
         self.requests.count("list")
         folder, _, start = prefix.rpartition("/")
-        with self._failures(prefix):
+        with self._failures(prefix, reads=True):
             yield from islice(self._walk(folder, start), limit)
 
     def delete(self, names: Iterable[str]) -> None:
@@ -125,7 +127,7 @@ class LocalStore:
     def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
         self.requests.count("get")
         try:
-            with self._failures(name):
+            with self._failures(name, reads=True):
                 file = pa.OSFile(self._path(name), "rb")
         except (FileNotFoundError, NotADirectoryError) as e:
             raise NotFoundError(name) from e
@@ -133,6 +135,17 @@ class LocalStore:
             file.close()
             raise NotFoundError(name)
         return file
+
+    def clock_ahead(self) -> float | None:
+        """The file system's clock, on NFS that of the server, is seen by the time of a new file."""
+        folder = next(path for path in (Path(self._scratch), *Path(self._scratch).parents) if path.is_dir())
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b"x")
+                file.flush()
+                return clock.now().timestamp() - os.fstat(file.fileno()).st_mtime
+        except OSError:  # this user may not write there
+            return None
 
     # -- how
 
@@ -213,12 +226,14 @@ class LocalStore:
         return os.path.commonpath([root, target]) in (root, target)
 
     @contextmanager
-    def _failures(self, name: str) -> Iterator[None]:
+    def _failures(self, name: str, *, reads: bool = False) -> Iterator[None]:
         """Turn errors of the operating system into errors by what the operator does next."""
         where = os.path.join(self.root, name)
         try:
             yield
         except OSError as e:
+            if reads and isinstance(e.filename, str):
+                where = e.filename  # in a listing, the folder that can't be read
             if e.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StoreUnavailableError(
                     "disk-full",
@@ -226,10 +241,12 @@ class LocalStore:
                     next="free space on that file system, then run the same command again",
                 ) from e
             if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                # Arrow puts its own text in place of the system's.
+                why, need = os.strerror(e.errno), f"read {where}" if reads else f"read and write {self.root}"
                 raise ConfigurationError(
                     "not-permitted",
-                    f"Not permitted: {where}: {e.strerror} (user {os.geteuid()}). Earlier commits are untouched.",
-                    next=f"give this user the right to read and write {self.root}, then run the same command again",
+                    f"Not permitted: {where}: {why} (user {os.geteuid()}). Earlier commits are untouched.",
+                    next=f"give this user the right to {need}, then run the same command again",
                 ) from e
             if e.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
                 raise StoreUnavailableError(
@@ -245,7 +262,9 @@ def _quote(byte: re.Match[bytes]) -> bytes:
 
 
 def _info(name: str, status: os.stat_result) -> ObjectInfo:
-    return ObjectInfo(name, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}", status.st_mtime)
+    # The time of the last change of the inode, too: whoever rewrites a file in place can set back only that of its content.
+    etag = f"{status.st_mtime_ns}-{status.st_ino}-{status.st_ctime_ns}"
+    return ObjectInfo(name, status.st_size, etag, status.st_mtime)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

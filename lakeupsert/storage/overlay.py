@@ -35,6 +35,9 @@ class OverlayStore(LocalStore):
     def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
         return super().open(name, etag) if self._is_here(name) else self._below.open(name, etag)
 
+    def clock_ahead(self) -> float | None:
+        return self._below.clock_ahead()
+
     def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
         return self._below.list(prefix, limit=limit)
 

@@ -45,6 +45,7 @@ from lakeupsert.storage.remote import (
     Pace,
     Piece,
     RangeReader,
+    ServerClock,
     TooManyRequestsError,
     Upload,
     pause,
@@ -121,6 +122,7 @@ class S3Store:
             )
         self.requests = Requests()
         self._conditions = Conditions()
+        self._clock = ServerClock()
 
     def __repr__(self) -> str:
         return f"S3Store({self.uri()!r})"
@@ -145,12 +147,13 @@ class S3Store:
 
     def create(self, name: str, data: bytes) -> bool:
         parts_of(name)
-        self._conditions.prove(self._create, self.uri())
+        self._conditions.prove(self, self._create, self._others_endpoint)
         return self._create(name, data)
 
     @contextmanager
     def write(self, name: str) -> Iterator[Upload]:
         parts_of(name)
+        self._conditions.prove_before_write(self, self._create, self._others_endpoint)
         upload = Upload(_Parts(self, name))
         try:
             yield upload
@@ -199,6 +202,9 @@ class S3Store:
         opened = ObjectInfo(name, tail.size, tail.etag, 0.0)
         return pa.PythonFile(RangeReader(self, opened, read, tail.data, tail.size - len(tail.data)), "r")
 
+    def clock_ahead(self) -> float | None:
+        return self._clock.ahead
+
     # -- how
 
     def _create(self, name: str, data: bytes) -> bool:
@@ -222,7 +228,9 @@ class S3Store:
             answer = self._call("list", "list_objects_v2", Prefix=self._prefix + prefix, MaxKeys=page, **more)
             for entry in answer.get("Contents", ()):
                 name = entry["Key"].removeprefix(self._prefix)
-                if name and not name.endswith("/") and name != PROBE:  # consoles and Hadoop mark folders like this
+                if (
+                    name and not name.endswith("/") and not name.startswith(PROBE)
+                ):  # consoles and Hadoop mark folders like this
                     etag = entry.get("ETag", "").strip('"')
                     if not etag:
                         raise self._no_etag(name, "list_objects_v2")
@@ -290,6 +298,11 @@ class S3Store:
         )
 
     @property
+    def _others_endpoint(self) -> str | None:
+        endpoint: str = _client(os.getpid(), _environment()).meta.endpoint_url
+        return None if _is_amazons(endpoint) else endpoint
+
+    @property
     def _pace(self) -> Pace:
         return _pace(os.getpid(), self.bucket, _environment())
 
@@ -338,6 +351,7 @@ class S3Store:
             ) from e
         finally:
             _counted.reset(before)
+        self._clock.note(answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
         proof = _PROOFS.get(operation, "ResponseMetadata")
         if proof == "ETag" and not answer.get(proof) and _is_of_s3(answer):
             raise self._no_etag(name or "", operation)

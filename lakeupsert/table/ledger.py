@@ -205,7 +205,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
             lakeupsert: as the table is configured now.
         quarantined: refused rows by reason. Those of a schema entry or a restore are copies of stored rows in which a retyped
             column is null from then on; they count in ``rows_read``.
-        seen: files that an earlier entry loaded and that landed again, unchanged, under another etag. They are not loaded again.
+        seen: files that an earlier entry took and that landed again, unchanged, under another etag. They are not loaded again.
+            Also the unreadable ones of ``files``, which have no ``sha256`` there, with their content.
         replayed: quarantine files that the batch loaded instead of landing files, in the order that ranks their rows (ADR 0010).
         statement: the update or delete that the batch is from, instead of landing files.
         fence: only for kind fence. An append that started when the ledger had this many entries or fewer can't commit behind
@@ -222,6 +223,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
             newer ones were lost.
         skipped: messages of its files that hold no row, by their kind, for example ``tombstone``. They are not in ``rows_read``.
         host: where the landing files were read. None in entries without landing files, and in those of an earlier lakeupsert.
+        clock_ahead: by how many microseconds the writer's clock, and so ``received_at``, was ahead of the store's, if that was
+            more than five minutes; else 0. Which orders are in the future was decided by the store's clock.
         index: the key index before the batch, if the batch wrote it again. Otherwise the index is that of the last entry that has
             one, plus the ``keys`` of all entries since. It does not include restores: the next append writes it again.
     """
@@ -250,6 +253,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: int | None = None
     skipped: dict[str, int] = {}
     host: ChosenHost | None = None
+    clock_ahead: int = 0
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -327,11 +331,22 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
         )
 
 
-def landing_files_by_path(entries: Iterable[LedgerEntry]) -> dict[str, list[LandingFile]]:
-    """All landing files that these entries loaded, by path."""
-    files: dict[str, list[LandingFile]] = {}
+def taken_files_by_path(entries: Iterable[LedgerEntry]) -> dict[str, list[SeenFile]]:
+    """All landing files that these entries loaded or set aside, by path. One that could not be read is there twice: its content
+    is only in `LedgerEntry.seen`."""
+    files: dict[str, list[SeenFile]] = {}
     for entry in entries:
-        for file in entry.files:
+        unread = {file.path for file in entry.files if not file.sha256}
+        for file in (*entry.files, *(file for file in entry.seen if file.path in unread)):
+            files.setdefault(file.path, []).append(file)
+    return files
+
+
+def seen_files_by_path(entries: Iterable[LedgerEntry]) -> dict[str, list[SeenFile]]:
+    """`LedgerEntry.seen` of these entries, by path."""
+    files: dict[str, list[SeenFile]] = {}
+    for entry in entries:
+        for file in entry.seen:
             files.setdefault(file.path, []).append(file)
     return files
 

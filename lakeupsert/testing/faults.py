@@ -116,6 +116,9 @@ class FaultyStore:
     def pinned(self) -> bool:
         return self._store.pinned
 
+    def clock_ahead(self) -> float | None:
+        return self._store.clock_ahead()
+
     def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
         with self._at("get", name):
             return self._store.get(name, part)

@@ -131,11 +131,11 @@ def serve(
 
 
 @contextmanager
-def moto() -> Iterator[Server]:
+def moto(env: Mapping[str, str] = {}) -> Iterator[Server]:
     """S3 and SQS in memory. Accepts any credentials."""
     port = free_port()
     command = [sys.executable, "-m", "lakeupsert.testing.motoserver", "-H", HOST, "-p", str(port)]
-    with tempfile.TemporaryDirectory(prefix="moto-") as folder, serve(command, port, Path(folder) / "log"):
+    with tempfile.TemporaryDirectory(prefix="moto-") as folder, serve(command, port, Path(folder) / "log", env):
         yield Server(port, _aws(port))
 
 

@@ -154,9 +154,10 @@ class TestAdlsStore(ObjectStoreContract):
         table = pa.table({f"c{i}": np.random.default_rng(i).random(200_000) for i in range(5)})
         with store.write("a") as sink:
             pq.write_table(table, sink, row_group_size=100_000)
+        before = store.requests.as_dict()["get"]
         with store.open("a") as file:
             assert pq.ParquetFile(file, pre_buffer=True).read(columns=["c1", "c3"]).num_rows == 200_000
-        assert store.requests.as_dict()["get"] <= 1 + 1 + 4
+        assert store.requests.as_dict()["get"] - before <= 1 + 1 + 4
 
     @pytest.mark.parametrize("name", ["a?versionid=1", "a\nb", "a\tb", "a?b#c"])
     def test_name_that_adlfs_takes_for_another_is_refused(self, store: ObjectStore, name: str) -> None:

@@ -440,6 +440,13 @@ JSON, HTML = "application/x-amz-json-1.0", b"<html><body>Log in to the hotel's n
         (503, aws_error("ServiceUnavailable"), "queue-busy", TryAgainError),
         (200, HTML, "queue-unusable", ConfigurationError),
         (404, HTML, "queue-unusable", ConfigurationError),
+        (415, b"Unsupported Media Type", "queue-unusable", ConfigurationError),  # sqslite 2.1.1
+        (
+            400,
+            b"<ErrorResponse><Error><Code>X</Code></Error></ErrorResponse>",
+            "queue-unusable",
+            ConfigurationError,
+        ),  # goaws
         (503, HTML, "queue-busy", TryAgainError),
     ],
 )
@@ -447,9 +454,11 @@ def test_answer_of_another_kind_says_what_to_do(
     status: int, body: bytes, code: str, kind: type[LakeupsertError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqs, "ATTEMPTS", 1)
-    with Answering(status, body, "text/html" if body == HTML else JSON) as endpoint:
+    with Answering(status, body, JSON if body.startswith(b"{") else "text/html") as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", endpoint)
         error = refused(SqsQueue("sales"), code, kind, NOTHING_DONE)
+    if code == "queue-unusable" and status != 200:
+        assert ("JSON protocol" in error.message, "ElasticMQ" in error.next) == (True, True)
     if code == "queue-not-permitted":
         assert "`sqs:GetQueueUrl`" in error.next
 

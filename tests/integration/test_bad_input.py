@@ -308,6 +308,46 @@ def test_disk_that_is_full_loses_nothing_and_the_next_run_finishes(lake: Path) -
 
 
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv (util-linux) to make root respect file modes")
+def test_right_that_is_missing_is_told_once_by_the_place_that_lacks_it(lake: Path) -> None:
+    respecting_modes = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    program = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]
+    program += ["run", "--host", "local", "--workers", "1", "--json"]
+
+    def run(code: int) -> tuple[Any, str]:
+        done = subprocess.run([*respecting_modes, *program], capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout)["error"], done.stderr
+
+    days = [f"2020-01-0{day}" for day in range(1, 9)]
+
+    def rows(version: int) -> str:
+        return HEADER + "".join(f"{n},{day},{day}T00:00:0{version},x\n" for n, day in enumerate(days))
+
+    for folder in ("readable", "secret"):
+        Path("landing", folder).mkdir()
+    land("readable/a.csv", rows(1))
+    for unreadable in (Path("landing/secret"), Path("landing/secret/b.csv")):
+        land("secret/b.csv", rows(2))
+        unreadable.chmod(0)
+        error, _ = run(2)
+        unreadable.chmod(0o755)
+        assert (error["code"], error["committed"]) == ("not-permitted", None)
+        assert f"{unreadable.resolve()}: Permission denied (user" in error["message"]
+        assert f"right to read {unreadable.resolve()}," in error["next"], "the landing zone is only read"
+    run(0)
+    land("readable/c.csv", rows(3))
+    folders = [path for path in Path("processed").glob("*=*") if path.is_dir()]
+    assert len(folders) == 8
+    for folder in folders:
+        folder.chmod(0o555)
+    error, told = run(1)
+    for folder in folders:
+        folder.chmod(0o755)
+    assert told.count("will be tried again") == 1
+    assert error["committed"] == 2
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv (util-linux) to make root respect file modes")
 def test_read_only_folder_is_told(lake: Path) -> None:
     land("a.csv", HEADER + GOOD)
     (lake / "processed").mkdir(mode=0o555)

@@ -239,7 +239,8 @@ def test_deep_sees_that_a_row_is_another_one(lake: Lake, kind: str) -> None:
     for file in entries.glob("v*.json"):  # as if this had been its content when it was taken
         text = file.read_text().replace(f'"size":{stat.st_size}', f'"size":{path.stat().st_size}')
         now = path.stat()
-        text = text.replace(f"{stat.st_mtime_ns}-{stat.st_ino}", f"{now.st_mtime_ns}-{now.st_ino}")
+        before, after = (f"{s.st_mtime_ns}-{s.st_ino}-{s.st_ctime_ns}" for s in (stat, now))
+        text = text.replace(before, after)
         file.write_bytes(metadata.encode({name: x for name, x in json.loads(text).items() if name != "digest"}))
     lake.reopen()
     differing = {p.partition: p.difference or "" for p in lake.table.reconcile(deep=True).unbalanced}

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.errors import RefusedError
-from lakeupsert.pipeline.landing_dates import fitting
+from lakeupsert.pipeline import discover
+from lakeupsert.pipeline.landing_dates import arrival_order, fitting
 
 
 @pytest.fixture(autouse=True)
@@ -212,3 +213,53 @@ def test_status_without_a_landing_zone() -> None:
 )
 def test_pattern_of_folders(folders: list[str], expected: tuple[str, ...]) -> None:
     assert fitting(folders) == expected
+
+
+# -- the order of files in a batch
+
+
+@pytest.mark.parametrize(
+    ("pattern", "paths"),
+    [
+        ("%m/%d/%Y", ["12/31/2020/a", "01/01/2021/a"]),
+        ("%d/%m/%Y", ["31/01/2021/a", "01/02/2021/a", "01/02/2021/b"]),
+        ("%d-%m-%Y", ["31-01-2021/a", "01-02-2021/a"]),
+        ("%Y/%m/%d", ["2021/9/30/a", "2021/10/1/a"]),
+        ("%Y%m%d", ["20210101/part-2", "20210101/part-10", "20210102/part-1"]),
+        ("", ["2/a", "10/a", "a-2", "a2", "a2b", "a10", "a10-1", "b-007", "b-7", "b-08", "z9/1", "z10/0", "é"]),
+        ("", ["1" * 65, "2" * 65]),
+        # of numbers of one length, the order of their text
+        ("", ["A", "a", "a-00001-f3", "a-00002-03", "a.2020-01-01", "a.2020-01-02", "a/x", "a0", "aa"]),
+    ],
+)
+def test_files_of_a_batch_are_in_the_order_of_their_dates_and_numbers(pattern: str, paths: list[str]) -> None:
+    listed = sorted(paths)
+    assert sorted(listed, key=lambda path: arrival_order(path, pattern)) == paths
+
+
+def test_order_of_files_is_that_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of an earlier lakeupsert, which went by the text of paths, keeps its winners whatever is done again."""
+    Path("lakeupsert.toml").write_text(
+        '[tables.t]\nlanding = "landing"\nprocessed = "processed/t"\nlanding_dates = "%d-%m-%Y"\nkey = ["id"]\n'
+        'partition_by = ["day"]\n'
+    )
+
+    def land_both(id_: str) -> None:
+        for day, price in (("31-01-2021", "old"), ("01-02-2021", "new")):
+            path = Path("landing", day, f"{id_}.csv")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"id,day,price\n{id_},2024-03-01,{price}\n")
+
+    table = Table.open("lakeupsert.toml")
+    with monkeypatch.context() as then:
+        then.setattr(discover, "arrival_order", lambda path, pattern: path)
+        land_both("a")
+        table.run(host="local", workers=1)
+    land_both("b")
+    table.run(host="local", workers=1)
+    seen = [{"a": "old", "b": "new"}]
+    proved = table.reconcile(deep=True)
+    assert all(p.balanced for p in proved.proof)
+    table.reprocess(source="landing", host="local", workers=1)
+    seen.append({r["id"]: r["price"] for r in table.to_arrow().read_all().to_pylist()})
+    assert seen[1] == seen[0]

@@ -67,18 +67,21 @@ def test_night_keeps_to_its_budget_of_requests(lake: Lake) -> None:
     assert requests_of(lake, lambda: lake.table.append(host="local")) == {
         "list": snapshot + ledger + spec + 1,  # a page of the landing listing
         "get": snapshot + ledger + since_the_beginning + spec + files,  # JSON lines are read once
+        "head": probe,  # on a server that is not the vendor's own
         "put": 1,
         "create": 1 + probe,
     }
     assert requests_of(lake, lambda: lake.table.dedupe()) == {
         "list": spec + snapshot + touched,
         "get": spec + snapshot + batch + old + (touched + old),  # heads; appended rows and base files, a row group each
+        "head": probe,
         "put": touched,
         "create": touched + probe,
     }
     assert requests_of(lake, lambda: lake.table.publish()) == {
         "list": ledger + snapshot + touched,
         "get": snapshot + batch + touched,
+        "head": probe,
         "create": 1 + probe,
     }
 

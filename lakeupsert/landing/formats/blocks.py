@@ -79,7 +79,7 @@ class LandingInput:
         path: name in the landing store.
         size: bytes, as listed.
         etag: as listed; if it differs now, the file is another one.
-        place: index in the batch, whose files are in the order of their relative paths.
+        place: index in the batch, whose files are in the order of `landing_dates.arrival_order`.
         row_groups: the half-open range of a Parquet file to read, so that several tasks share a big file; None for all.
         surveyed: False if its columns and fields are known only once it is read.
     """

@@ -1,0 +1,100 @@
+"""Landing files whose etag, size, time or place on the disk changes, and those in which nothing but the content does."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lakeupsert.pipeline import discover
+from lakeupsert.testing.lake import Lake, row
+
+
+@pytest.fixture
+def lake(folder: Path) -> Lake:
+    lake = Lake(folder)
+    lake.land("a.jsonl", [row("a", 0, 1, 1)])
+    (folder / "landing/broken.csv.gz").write_bytes(b"no gzip at all")
+    lake.table.run(host="local", workers=1)
+    assert batches(lake) == 1
+    return lake
+
+
+def batches(lake: Lake) -> int:
+    lake.reopen()
+    return sum(entry.kind == "batch" for _, entry in lake.entries())
+
+
+def run(lake: Lake) -> int:
+    lake.reopen()
+    lake.table.run(host="local", workers=1)
+    return batches(lake)
+
+
+def test_file_that_is_rewritten_in_place_is_read_whatever_its_time_says(lake: Lake) -> None:
+    path = lake.root / "landing/a.jsonl"
+    before = path.stat()
+    text = path.read_text().replace('"v": 1', '"v": 2').replace('"v":1', '"v":2')
+    with path.open("r+") as file:
+        file.write(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    now = path.stat()
+    assert (now.st_size, now.st_mtime_ns, now.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    assert run(lake) == 2
+    assert [r["v"] for r in lake.rows()] == [2]
+
+
+def copy(path: Path) -> None:
+    """As `cp -a` from a backup."""
+    shutil.copy2(path, other := path.with_name("_copy"))
+    path.unlink()
+    other.rename(path)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "mode": lambda path: path.chmod(0o600),
+    "link": lambda path: os.link(path, path.with_name(f"_{path.name}")),
+    "time": lambda path: os.utime(path, (1, 1)),
+    "copy": copy,
+}
+
+
+def test_same_content_is_never_taken_twice(lake: Lake) -> None:
+    """A file that was read, and one that could not be."""
+    for change in CHANGES.values():
+        for name in ("a.jsonl", "broken.csv.gz"):
+            change(lake.root / "landing" / name)
+        assert run(lake) == 1
+    # a batch of other files remembers that these were met again, so that they are not read every night
+    lake.land("b.jsonl", [row("b", 0, 1)])
+    assert run(lake) == 2
+    assert {f.path for f in lake.entries()[-1][1].seen} == {"a.jsonl", "broken.csv.gz"}
+    copy(lake.root / "landing/broken.csv.gz")
+    assert run(lake) == 2
+    lake.land("broken.csv.gz", [])
+    assert run(lake) == 3, "other content is another file"
+
+
+def test_files_of_an_earlier_ledger_are_not_read_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their etags have no third part."""
+    copy(lake.root / "landing/a.jsonl")
+    lake.land("b.jsonl", [row("b", 0, 1)])
+    assert run(lake) == 2
+    for file in (lake.root / "processed/_lakeupsert/ledger").glob("*.json"):
+        text = re.sub(r'("etag": ?"\d+-\d+)-\d+"', r'\1"', file.read_text())
+        file.write_text(json.dumps({name: x for name, x in json.loads(text).items() if name != "digest"}))
+    read: list[str] = []
+    monkeypatch.setattr(discover, "content_hash", lambda store, path, listed: read.append(path) or "")
+    assert run(lake) == 2
+    assert read == []
+
+
+def test_markers_of_folders_are_no_landing_files(lake: Lake) -> None:
+    for name in ("landing/2024_$folder$", "landing/x/y_$folder$"):
+        path = lake.root / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    assert run(lake) == 1
