@@ -6,7 +6,9 @@ slot and offsets, rows change, and another connector begins: `feed-2.tsv`, `rows
 
 import json
 import random
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -152,7 +154,9 @@ STATEMENTS = [
 
 
 def record(kind: str, folder: Path, count: int, seed: int) -> None:
-    database = DATABASES[kind](folder / "server")
+    server = Path(tempfile.mkdtemp(prefix="capture-"))
+    server.chmod(0o755)  # the server may run as a user of its own
+    database = DATABASES[kind](server)
     try:
         database.create()
         transactions = Transactions(database, seed)
@@ -167,6 +171,7 @@ def record(kind: str, folder: Path, count: int, seed: int) -> None:
         _dump(database, folder / "rows-2.json")
     finally:
         database.stop()
+    shutil.rmtree(server)
 
 
 def _first_connector(database: Any, connector: Any, transactions: Transactions, count: int) -> None:
@@ -254,5 +259,5 @@ def _dump(database: Any, to: Path) -> None:
 
 if __name__ == "__main__":
     name, to, transactions, seed = sys.argv[1:]
-    (Path(to) / "server").mkdir(parents=True)
+    Path(to).mkdir(parents=True)
     record(name, Path(to), int(transactions), int(seed))

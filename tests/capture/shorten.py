@@ -43,8 +43,8 @@ def _short(event: dict) -> dict:
         side: event[side] and {name: event[side][name] for name in ("id", "u", "area", "v")}
         for side in ("before", "after")
     }
-    source = {name: event["source"][name] for name in FIELDS if name in event["source"]}
-    return {**sides, "op": event["op"], "source": source}
+    source = {name: event["source"][name] for name in FIELDS if event["source"].get(name) is not None}
+    return {**sides, "op": event["op"], "ts_ms": event["ts_ms"], "source": source}
 
 
 if __name__ == "__main__":

@@ -31,8 +31,6 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         if not needed.exists():
             pytest.skip(f"{needed} is not there: `make capture`")
     root = tmp_path_factory.mktemp("capture")
-    for folder in (root, *root.parents[:2]):
-        folder.chmod(0o755)  # the server runs as a user of its own
     command = [BUILD / "venv" / "bin" / "python", Path(__file__).with_name("record.py"), request.param, root / "feed"]
     subprocess.run([*map(str, command), "2000", "20261127"], check=True)
     return root / "feed"

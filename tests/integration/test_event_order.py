@@ -77,7 +77,13 @@ class Feed:
 
 def event(op: str, id_: int, v: str, source: Mapping[str, Any]) -> Event:
     row = {"id": id_, "u": None, "area": "a", "v": v}
-    return {"op": op, "before": row if op == "d" else None, "after": None if op == "d" else row, "source": source}
+    return {
+        "op": op,
+        "before": row if op == "d" else None,
+        "after": None if op == "d" else row,
+        "source": source,
+        "ts_ms": 1,
+    }
 
 
 def source(commit: int | None, lsn: int | None, snapshot: str = "false", ts_us: int = 0) -> Mapping[str, Any]:
