@@ -177,6 +177,12 @@ def survey(
 
 def kind_of(file: LandingInput, reading: Reading) -> str:
     """The file's format. Raises UnreadableFileError if its name has no known ending, or the format does not fit `envelope`."""
+    if file.path.lower().endswith(".zip"):
+        raise UnreadableFileError(
+            file.path,
+            "It is a zip archive, which may hold several files. Unpack it, compress each file by itself (.gz, .zst), or make the "
+            f'archive a landing zone of its own: `landing = "zip://::/path/{file.path.rpartition("/")[2]}"`.',
+        )
     kind = format_of(file.path, reading.format)
     if kind is None:
         endings = f"{', '.join(_ENDINGS)} (text may be compressed, for example .csv.gz)"

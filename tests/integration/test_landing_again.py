@@ -4,11 +4,13 @@ import json
 import os
 import re
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from lakeupsert import Table
 from lakeupsert.pipeline import discover
 from lakeupsert.testing.lake import Lake, row
 
@@ -98,3 +100,20 @@ def test_markers_of_folders_are_no_landing_files(lake: Lake) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"")
     assert run(lake) == 1
+
+
+@pytest.mark.parametrize("format_", ["auto", "csv"])
+def test_zip_is_set_aside_with_the_way_to_read_it(folder: Path, format_: str) -> None:
+    lake = Lake(folder, format=format_, landing=str(folder / "landing"))
+    header, line = "k,l,d,ts,v,op", "a,0,2020-01-01,2020-01-01T00:00:01,1,U"
+    (folder / "landing/a.csv").write_text(f"{header}\n{line}\n")
+    with zipfile.ZipFile(folder / "landing/sales.zip", "w") as archive:
+        archive.writestr("b.csv", f"{header}\n{line.replace('a', 'b', 1)}\n")
+    done = lake.table.run(host="local", workers=1)
+    assert done.append is not None
+    assert done.append.entry.quarantined == {"unreadable_file": 1}
+    assert "zip://::" in done.append.examples["unreadable_file"]
+    inside = Lake(folder / "other", format="csv", landing=f"zip://::{folder}/landing/sales.zip")
+    table = Table("t", inside.settings)
+    table.run(host="local", workers=1)
+    assert table.to_arrow().read_all()["k"].to_pylist() == ["b"]
