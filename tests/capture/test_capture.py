@@ -89,7 +89,8 @@ def test_table_is_the_database(recorded: Path, arrival: str, tmp_path: Path) -> 
     parted = Lake(tmp_path / "parted", partition_by=("area",), key_scope="table")
     for lake in (plain, parted):
         results = lake.nights(lines)
-        assert arrival == "shuffled" or not [w for r in results for w in r.append.warnings]
+        warnings = [w for r in results for w in r.append.warnings if "snapshot" in w or "order_by" in w]
+        assert arrival == "shuffled" or not warnings
         assert lake.rows == rows_of_database(recorded, 1, "wide")
 
 
