@@ -48,7 +48,7 @@ from lakeupsert.landing.formats.unavailable import find_unavailable, is_unavaila
 from lakeupsert.landing.partitions import UNPLACED, derived_columns, folder_names, joined_names, partition_sources
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.columns import find_brought_columns
-from lakeupsert.rows.convert import as_mask, convert
+from lakeupsert.rows.convert import as_mask, convert, unreadable_moments
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import NotFoundError, ObjectReader
 from lakeupsert.table.evolution import describe_separator
@@ -61,6 +61,9 @@ if TYPE_CHECKING:
 _LONGEST_REASON = 200
 _KEY_ALONE = ' A delete that brings its key alone needs `key_scope = "table"`.'
 _DAY = 86_400_000_000
+_UNREADABLE = (
+    "is nothing that readers can show: dates are of the years 1 to 9999, times from 00:00:00 to below 24:00:00"
+)
 _QUARANTINED = pa.schema(
     [
         ("reason_code", pa.string()),
@@ -344,6 +347,7 @@ def _convert_columns(
             refusals.add_values("bad_type", block.brings(name), name, what)
             continue
         columns[name], unfit = block.convert(name, type_)
+        unreadable = unreadable_moments(columns[name])
         unavailable = _unavailable(block, name, columns[name], unfit)
         if unavailable.any():
             columns[name] = pc.if_else(pa.array(unavailable), None, columns[name])
@@ -353,8 +357,9 @@ def _convert_columns(
                 refusals.add_values("bad_type", unavailable, name, what)
         refusals.add_meanings(name, block.ambiguous(name, type_))
         if name in rules.spec.partition_by:
-            partition_unfit[name] = unfit
+            partition_unfit[name] = unfit | unreadable
         else:
+            refusals.add_values("bad_type", unreadable, name, _UNREADABLE)
             refusals.add_values("bad_type", unfit, name, f"does not fit {type_}", _hint(type_))
             unfit_nested += [name] if pa.types.is_nested(type_) and unfit.any() else []
     columns |= derived_columns(rules.spec, columns)

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakeupsert.errors import RefusedError
-from lakeupsert.landing.formats.blocks import LandingInput
-from lakeupsert.landing.formats.parquetfile import schema_of
+from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
+from lakeupsert.landing.formats.parquetfile import stored_schema_of, why_not_in_place
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.columns import fill_in_brought_columns
 from lakeupsert.rows.datafiles import open_object, stream_file
@@ -40,8 +40,11 @@ class FileFooter:
 
 def read_footer(store: ObjectStore, info: ObjectInfo, key: Sequence[str], order_by: Sequence[str]) -> FileFooter:
     """Read one footer. Raises UnreadableFileError, and NotFoundError if the file was deleted."""
+    file = LandingInput(info.name, info.size, info.etag, place=0)
     with store.open(info.name) as source:
-        schema, footer = schema_of(source, LandingInput(info.name, info.size, info.etag, place=0))
+        schema, footer = stored_schema_of(source, file)
+        if why := why_not_in_place(source, file, footer):
+            raise UnreadableFileError(info.name, f"{why} Write the file anew, or land its rows instead.")
     nulls = dict.fromkeys(key, 0)
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):

@@ -305,7 +305,7 @@ def _footings(table: OpenTable, host: Host, files: Sequence[ObjectInfo]) -> list
     if bad:
         raise RefusedError(
             "unreadable-files",
-            f"{len(bad)} of {len(files)} files can't be read as Parquet. The first is {bad[0]} Nothing was changed.",
+            f"{len(bad)} of {len(files)} files can't be adopted. The first is {bad[0]} Nothing was changed.",
             next="repair these files or move them out of the folder, then run `lakeupsert adopt` again",
         )
     return [r for r in results if isinstance(r, FileFooter)]

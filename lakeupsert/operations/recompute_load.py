@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 from lakeupsert.config import Reading, is_remote
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.landing.files import content_hash, format_of
-from lakeupsert.landing.formats import avrofile, orcfile
+from lakeupsert.landing.files import TYPED, Reader, content_hash, format_of, kind_of
+from lakeupsert.landing.formats import parquetfile
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.inference import is_number
 from lakeupsert.landing.formats.unavailable import NUMBERS, UNAVAILABLE
@@ -281,9 +281,9 @@ class LandedRows:
     def _load_landed(self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int]) -> None:
         reading = entry.reading or self._table.settings.reading
         kind = format_of(landed.path, reading.format)
-        if kind == "parquet":
+        if kind == "parquet" and not _has_other_moments(landed, path):
             self._insert(self._parquet(entry, path, landed.path, refused, reading))
-        elif kind in ("avro", "orc"):
+        elif kind in TYPED:
             self._load_blocks(entry, landed, path, refused, reading)
         else:
             self._load_text(entry, landed, path, refused, reading)
@@ -305,16 +305,14 @@ class LandedRows:
     def _load_blocks(
         self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int], reading: Reading
     ) -> None:
-        """Load an Avro or ORC file."""
+        """Load a file as `append` reads it."""
         file = LandingInput(landed.path, landed.size, landed.etag, place=0)
+        own = msgspec.structs.replace(reading, aliases={}, dates={})
         with pa.OSFile(path) as source:
-            if format_of(landed.path, reading.format) == "avro":
-                schema = avrofile.schema_of(source, file, reading)
-                source.seek(0)
-                opened = avrofile.open_blocks(source, file, reading, frozenset())
-            else:
-                schema, opened = orcfile.schema_of(source, file), orcfile.open_blocks(source, file, frozenset())
-            for block in opened.blocks:
+            reader = Reader.of(source, file, kind_of(file, reading), own)
+            schema = reader.columns(None, frozenset()).schema
+            reader.source.seek(0)
+            for block in reader.blocks(frozenset()).blocks:
                 columns = {reading.table_name_of(f.name): block.convert(f.name, f.type)[0] for f in schema}
                 rows = pa.table({**columns, PLACE: pa.array(block.places, pa.int64())})
                 self._db.register("block", rows.filter(pa.array(~np.isin(block.places, refused))))
@@ -532,6 +530,12 @@ def _duckdb_type(type_: pa.DataType) -> str | None:
 
 def _hash_name(computed: PartitionColumn) -> str:
     return f"lakeupsert_{computed.column}"
+
+
+def _has_other_moments(landed: LandingFile, path: str) -> bool:
+    with pa.OSFile(path) as source:
+        file = LandingInput(landed.path, landed.size, landed.etag, place=0)
+        return parquetfile.has_other_moments(source, file)
 
 
 def _read_parquet(path: str) -> str:

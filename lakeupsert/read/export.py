@@ -21,7 +21,7 @@ from lakeupsert.phrases import no_folder
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.history import history_to_arrow
 from lakeupsert.read.view import View
-from lakeupsert.rows.convert import convert, to_json_values
+from lakeupsert.rows.convert import to_json_values, unreadable_moments
 from lakeupsert.rows.datafiles import ROW_GROUP_BYTES
 from lakeupsert.storage import ObjectStore, UnknownOutcomeError, open_store
 from lakeupsert.storage.base import Sink
@@ -141,15 +141,16 @@ def _csv(reader: pa.RecordBatchReader, path: Path) -> int:
     for field in reader.schema:
         if isinstance(field.type, pa.BaseExtensionType) or any(is_unfit(field.type) for is_unfit in unfit):
             raise _unfit_for_csv(f"Column {field.name!r} is {field.type}, which CSV can't represent.")
-    moments = [field.name for field in reader.schema if t.is_date(field.type) or t.is_timestamp(field.type)]
     rows = 0
     with pyarrow.csv.CSVWriter(path, reader.schema) as writer:
         for batch in reader:
-            for name in moments:
-                _, beyond = convert(batch.column(name), pa.string())
-                if beyond.any():
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                if (unreadable := unreadable_moments(column)).any():
+                    row = int(unreadable.argmax())
+                    value = to_json_values(column.slice(row, 1))[0]
                     raise _unfit_for_csv(
-                        f"Column {name!r} has a value outside the years 1 to 9999, which has no text form."
+                        f"Column {name!r} of row {rows + row + 1:,} is {value!r} as {column.type}, "
+                        "which has no text form: dates are of the years 1 to 9999, times from 00:00:00 to below 24:00:00."
                     )
             writer.write_batch(batch)
             rows += batch.num_rows

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.rows.arrays import Column, Mask
+from lakeupsert.rows.leaves import leaf_types, rows_with
 from lakeupsert.table.spec import TypeChange
 from lakeupsert.table.types import normalize
 
@@ -31,6 +32,10 @@ _FORMS = {
     "timestamp": r"^\d{4}-\d{2}-\d{2}([T ]|$)",
 }
 """Patterns that text must match to convert. They find most bad values before the slow search for single ones."""
+_UUID = "(?i)^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"
+_HYPHENS = (8, 12, 16, 20)
+"""Digits of a UUID that have a hyphen before them."""
+_MOMENTS = ("date", "time", "timestamp")
 _ZONED = r"^.{11}[^Z+-]*[Z+-]"  # looks for a zone behind the date, which has a `-` of its own
 
 
@@ -84,6 +89,11 @@ def convert(array: pa.Array, type_: pa.DataType) -> Converted:
     source, target = _family(array.type), _family(type_)
     if array.type.equals(type_, check_metadata=True):
         return _validate(array) if target in ("text", "nested") else (array, _none_bad(array))
+    if isinstance(type_, pa.JsonType | pa.UuidType):
+        stored, bad = convert(as_text(array), type_.storage_type)
+        return pa.ExtensionArray.from_storage(type_, stored), bad
+    if isinstance(array.type, pa.JsonType | pa.UuidType):
+        return convert(as_text(array), type_)
     if source == target == "nested":
         if not array.type.equals(normalize(type_)):
             return _nested_to_nested(array, type_)
@@ -104,6 +114,23 @@ def convert_in_steps(array: pa.Array, changes: Sequence[TypeChange]) -> Converte
     return array, bad
 
 
+def as_text(array: pa.Array) -> pa.Array:
+    """UUIDs and JSON of Arrow's extension types as text, UUIDs in lower case with hyphens; other values as they are."""
+    if isinstance(array.type, pa.JsonType):
+        return array.storage
+    if not isinstance(array.type, pa.UuidType):
+        return array
+    stored = pc.fill_null(array.storage, bytes(16))
+    digits = np.frombuffer(b"".join(stored.to_pylist()).hex().encode(), np.uint8).reshape(-1, 32)
+    texts = np.insert(digits, _HYPHENS, ord("-"), axis=1).tobytes()
+    text = (
+        pa.Array.from_buffers(pa.binary(36), len(array), [None, pa.py_buffer(texts)])
+        .cast(pa.binary())
+        .cast(pa.string())
+    )
+    return pc.if_else(array.is_valid(), text, None)
+
+
 def texts_like(texts: Sequence[str], type_: pa.DataType) -> list[str | None]:
     """For each text, the text that a column of ``type_`` gives for the same value; None if the type can't hold the value.
 
@@ -111,6 +138,24 @@ def texts_like(texts: Sequence[str], type_: pa.DataType) -> list[str | None]:
     """
     values, _ = convert(pa.array(texts, pa.string()), type_)
     return convert(values, pa.string())[0].to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
+
+
+def unreadable_moments(array: pa.Array) -> Mask:
+    """Which values have, at any depth, a date or timestamp outside the years 1 to 9999, or a time that is not within one day.
+
+    Arrow and Parquet hold them, but Python, Spark, Trino and others can't read them, and then not the whole column.
+    """
+    if not any(_family(type_) in _MOMENTS for type_ in leaf_types(array.type)):
+        return _none_bad(array)
+    return rows_with(array, _is_unreadable)
+
+
+def _is_unreadable(array: pa.Array) -> Mask:
+    family = _family(array.type)
+    if family == "time":
+        number = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
+        return as_mask(pc.or_(pc.less(number, 0), pc.greater_equal(number, 86_400 * _PER_SECOND[array.type.unit])))
+    return ~_in_our_years(array) if family in _MOMENTS else _none_bad(array)
 
 
 def as_mask(condition: Column) -> Mask:
@@ -248,8 +293,8 @@ def _validate(array: pa.Array) -> Converted:
         except pa.ArrowInvalid:
             if len(part) == 1:
                 bad[start] = True
-            else:
-                waiting += _parts(start, part)
+            else:  # a slice of lists keeps the values of all lists, and their faults
+                waiting += [(at, some.take(pa.array(np.arange(len(some))))) for at, some in _parts(start, part)]
     return _with_nulls(array, bad), bad
 
 
@@ -362,6 +407,15 @@ def _text_to_time(array: pa.Array, type_: pa.DataType) -> Converted:
     return _result(moments.cast(type_), bad)
 
 
+def _text_to_binary(array: pa.Array, type_: pa.DataType) -> Converted:
+    is_uuid = pc.match_substring_regex(array, _UUID) if type_ == pa.binary(16) else None
+    if is_uuid is None or not as_mask(is_uuid).any():
+        return _cast(array, type_)
+    parsed = [bytes.fromhex(text.replace("-", "")) for text in array.filter(is_uuid).to_pylist()]
+    others, bad = _cast(_with_nulls(array, as_mask(is_uuid)), type_)
+    return pc.replace_with_mask(others, pc.fill_null(is_uuid, False), pa.array(parsed, type_)), bad
+
+
 def _date_to_timestamp(array: pa.Array, type_: pa.DataType) -> Converted:
     out, bad = _cast(array, pa.timestamp(type_.unit))
     return out.view(type_), bad
@@ -407,7 +461,7 @@ _STEPS: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], Converted]] = {
     ("text", "timestamp"): _text_to_timestamp,
     ("text", "time"): _text_to_time,
     ("text", "text"): _cast,
-    ("text", "binary"): _cast,
+    ("text", "binary"): _text_to_binary,
     ("binary", "binary"): _cast,
     ("binary", "text"): _cast,
     ("date", "date"): _cast,

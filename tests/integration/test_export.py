@@ -21,7 +21,7 @@ from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.engine.attempts import attempt
 from lakeupsert.engine.hosts import LocalHost
-from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
+from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.read import export as export_module
 from lakeupsert.storage import LocalStore
 from lakeupsert.testing.spark import collect
@@ -313,11 +313,9 @@ def test_jsonl_has_every_type_and_is_json(tmp_path: Path) -> None:
         "big": pa.array([2**64 - 1] * 6, pa.uint64()),
         "dec": pa.array([Decimal("1.50")] * 6, pa.decimal256(60, 2)),
         "ns": pa.array([1] * 6, pa.timestamp("ns", "UTC")),
-        "far": pa.array([2**62] * 6, pa.timestamp("ms")),
         "span": pa.array([5] * 6, pa.duration("s")),
         "map": pa.array([[("a", [b"\x00", None]), ("a", None)]] * 6, pa.map_(pa.string(), pa.list_(pa.binary()))),
         "struct": pa.array([{"x": DAY, "y": None}] * 6, pa.struct([("x", pa.date32()), ("y", pa.int8())])),
-        "id": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"1" * 16] * 6, pa.binary(16))),
     }
     lake(tmp_path, columns).export(tmp_path / "x.jsonl")
 
@@ -333,11 +331,9 @@ def test_jsonl_has_every_type_and_is_json(tmp_path: Path) -> None:
         "big": 2**64 - 1,
         "dec": "1.50",
         "ns": "1970-01-01 00:00:00.000000001Z",
-        "far": 2**62,
         "span": 5,
         "map": [{"key": "a", "value": ["AA==", None]}, {"key": "a", "value": None}],
         "struct": {"x": "2020-01-01", "y": None},
-        "id": "MTExMTExMTExMTExMTExMQ==",
     }
 
 
@@ -345,14 +341,12 @@ def test_jsonl_has_every_type_and_is_json(tmp_path: Path) -> None:
     "type_",
     [
         pa.list_(pa.int8()), pa.map_(pa.string(), pa.int8()), pa.struct([("x", pa.int8())]), pa.binary(), pa.binary(2),
-        pa.large_binary(), pa.uuid(),
+        pa.large_binary(),
     ],
     ids=str,
 )  # fmt: skip
 def test_csv_of_a_type_without_text_names_the_column(type_: Any, tmp_path: Path) -> None:
-    nulls = pa.nulls(6, type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_)
-    column = pa.ExtensionArray.from_storage(type_, nulls) if isinstance(type_, pa.BaseExtensionType) else nulls
-    table = lake(tmp_path, {"my column": column, "l": pa.array([[1]] * 6)})
+    table = lake(tmp_path, {"my column": pa.nulls(6, type_), "l": pa.array([[1]] * 6)})
     with pytest.raises(ConfigurationError, match="'my column' is ") as refused:
         table.export(tmp_path / "x.csv")
     assert refused.value.code == "unfit-for-csv"
@@ -361,12 +355,20 @@ def test_csv_of_a_type_without_text_names_the_column(type_: Any, tmp_path: Path)
     assert not (tmp_path / "x.csv").exists()
 
 
-def test_csv_of_a_moment_without_text_names_the_column(tmp_path: Path) -> None:
-    table = lake(tmp_path, {"far": pa.array([0, 0, 0, 0, 0, 2**62], pa.timestamp("ms"))})
-    with pytest.raises(LakeupsertError, match="'far' has a value outside the years 1 to 9999"):
-        table.export(tmp_path / "x.csv")
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [(pa.timestamp("ms"), 2**62), (pa.date32(), 2**30), (pa.time64("us"), 86_400_000_000), (pa.time32("s"), -1)],
+    ids=str,
+)
+def test_csv_of_a_moment_without_text_names_column_value_and_row(type_: Any, value: int, tmp_path: Path) -> None:
+    """An earlier lakeupsert took such values, and an adopted file without statistics may have them."""
+    stored = pa.int32() if type_.bit_width == 32 else pa.int64()
+    column = pa.array([None, None, value], stored).view(type_)
+    rows = pa.table({"k": [1, 2, 3], "far": column}).to_reader(max_chunksize=2)
+    with pytest.raises(ConfigurationError, match=f"'far' of row 3 is {value} as") as refused:
+        export_module.write_file(rows, str(tmp_path / "x.csv"), overwrite=False)
+    assert refused.value.code == "unfit-for-csv"
     assert not (tmp_path / "x.csv").exists()
-    assert table.export(tmp_path / "x.csv", where="k < 5") == 5
 
 
 # ---------------------------------------------------------------- to a store

@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import duckdb
 import pyarrow as pa
@@ -86,7 +87,6 @@ SIGNED, UNSIGNED = [pa.int8(), pa.int16(), pa.int32(), pa.int64()], [pa.uint8(),
 VALUES: list[tuple[Any, list[Any]]] = [
     *[(t, [-(2 ** (t.bit_width - 1)), -1, 0, 2 ** (t.bit_width - 1) - 1]) for t in SIGNED],
     *[(t, [0, 1, 2**t.bit_width - 1]) for t in UNSIGNED],
-    (pa.float16(), [0.0, -0.0, NAN, math.inf, -math.inf, 65504.0]),
     (pa.float32(), [0.0, -0.0, NAN, math.inf, -math.inf, 1e-45]),
     (pa.float64(), [0.0, -0.0, NAN, ODD_NAN, math.inf, -math.inf, 5e-324]),
     (pa.decimal32(9, 2), [Decimal("-1.50"), Decimal("9999999.99")]),
@@ -121,8 +121,6 @@ VALUES: list[tuple[Any, list[Any]]] = [
         [{"a": [{"m": [("k", [Decimal("1.25"), None])]}, None, {"m": None}]}, {"a": []}, {"a": None}],
     ),
     (pa.list_(pa.list_(pa.timestamp("us", "UTC"))), [[[datetime(2020, 1, 1, tzinfo=UTC)], [], None]]),
-    (pa.uuid(), [b"\0" * 16, b"\xff" * 16]),
-    (pa.json_(), ['{"a": [1]}', "null"]),
     (pa.bool8(), [0, 1]),
 ]  # fmt: skip
 
@@ -138,11 +136,16 @@ OTHERWISE: list[tuple[Any, list[Any], Any]] = [
     (pa.dictionary(pa.int32(), pa.int64()), [2**40, -1], pa.int64()),
     (pa.list_(pa.dictionary(pa.int32(), pa.string())), [["a", None], []], pa.list_(pa.string())),
     (pa.list_(pa.string_view()), [["a", None], []], pa.list_(pa.string())),
+    (pa.float16(), [0.0, -0.0, NAN, math.inf, -math.inf, 65504.0], pa.float32()),  # Spark has none
+    (pa.uuid(), [UUID(int=0), UUID(int=2**128 - 1)], pa.string()),
+    (pa.json_(), ['{"a": [1]}', "null"], pa.string()),
     (pa.null(), [], pa.string()),  # a column without any value has no type yet: text holds whatever comes
 ]
 
 
 def array(values: Sequence[Any], type_: Any) -> Any:
+    if any(isinstance(one, UUID) for one in values):
+        values = [one and (one.bytes if type_ == pa.uuid() else str(one)) for one in values]
     if isinstance(type_, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(type_, pa.array(values, type_.storage_type))
     return pa.array(values, type_)

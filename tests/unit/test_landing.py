@@ -560,13 +560,13 @@ def test_raw_holds_every_type_of_parquet(landing: Landing) -> None:
         "fixed_list": [1, 2],
         "struct": {"a": "1.0", "b": ["2026-01-01"]},
         "map": [{"key": "2026-01-01", "value": None}],
-        "uuid": base64.b64encode(b"0" * 16).decode(),
+        "uuid": ZEROS,
         "nothing": None,
     }
 
 
 def test_every_type_of_parquet_passes_unchanged(landing: Landing) -> None:
-    types = {n: a for n, a in EVERY_TYPE.items() if n not in ("string", "nothing")}
+    types = {n: a for n, a in EVERY_TYPE.items() if n not in ("string", "nothing", *UNREADABLE)}
     rows = table_of(good())
     for name, array in types.items():
         rows = rows.append_column(name, array)
@@ -576,10 +576,30 @@ def test_every_type_of_parquet_passes_unchanged(landing: Landing) -> None:
     assert quarantined == []
     read = pq.read_table(landing.root / file.path)
     for name in types:
-        column = (
-            accepted[name].cast(read[name].type) if name in ("dictionary", "view", "binary_view") else accepted[name]
+        plain = {"half": pa.float32(), "dictionary": pa.string(), "view": pa.string(), "binary_view": pa.binary()}
+        kept = pa.chunked_array([[ZEROS]]) if name == "uuid" else read[name].cast(plain.get(name, read[name].type))
+        assert accepted[name].to_string() == kept.to_string(), name
+
+
+ZEROS = "30303030-3030-3030-3030-303030303030"
+UNREADABLE = ("far_date", "bad_time", "far")
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+@pytest.mark.parametrize("nested", [False, True])
+def test_moment_that_readers_can_not_show_is_refused_by_row(landing: Landing, name: str, nested: bool) -> None:
+    bad = EVERY_TYPE[name]
+    fine = pa.array([0], pa.int32() if bad.type.bit_width == 32 else pa.int64()).view(bad.type)
+    values = pa.concat_arrays([fine, bad, pa.nulls(1, bad.type)])
+    if nested:
+        values = pa.StructArray.from_arrays(
+            [pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), values)], ["x"]
         )
-        assert column.to_string() == read[name].to_string(), name
+    file = landing.put("a.parquet", table_of(good(), good(), good()).append_column(name, values))
+    accepted, quarantined = landing.read(file, make_spec(pa.schema([*SCHEMA, (name, values.type)])))
+    assert accepted["_lakeupsert_place"].to_pylist() == [0, 2]
+    assert [(q["reason_code"], q["position"]) for q in quarantined] == [("bad_type", 1)]
+    assert repr(name) in quarantined[0]["reason"]
 
 
 def test_text_that_is_not_utf8_is_found_in_a_parquet_column(landing: Landing) -> None:

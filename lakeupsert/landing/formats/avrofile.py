@@ -36,8 +36,10 @@ from lakeupsert.landing.formats.blocks import (
 )
 from lakeupsert.landing.formats.envelopes import NoEnvelopeError, Row, TruncateError, Unwrap, has_no_row, unwrap_of
 from lakeupsert.landing.formats.nested import flatten, nulls, offsets
+from lakeupsert.landing.formats.oldcalendar import OldCalendar
 from lakeupsert.landing.formats.positions import LOG_POSITION, NEEDED
-from lakeupsert.landing.formats.unpacked import XZ_MEMORY
+from lakeupsert.landing.formats.unpacked import XZ_MEMORY, unpack_snappy
+from lakeupsert.rows.leaves import leaf_types, map_leaves
 
 Schema = str | list[Any] | dict[str, Any]
 """A schema of Avro: the name of a type, a union of schemas, or a type with its attributes."""
@@ -78,12 +80,13 @@ class _Column:
 
 @dataclass(frozen=True)
 class _Header:
-    """What the header says: the columns, the schema to decode records with, and the codec of blocks."""
+    """What the header says: the columns, the schema to decode records with, the codec of blocks, and which dates are old."""
 
     columns: Mapping[str, _Column]
     schema: Schema
     unpack: Callable[[bytes], bytes]
     sync: bytes
+    old: OldCalendar
 
 
 def schema_of(source: Source, file: LandingInput, reading: Reading) -> pa.Schema:
@@ -112,13 +115,14 @@ def _read_header(source: Source, file: LandingInput, reading: Reading) -> _Heade
         columns = _columns(parsed, reading)
         plain = fastavro.parse_schema(_without(schema, "default", "logicalType"))
     check_names(file.path, list(columns))
-    return _Header(columns, plain, _UNPACK[codec], header["sync"])
+    old = OldCalendar.of({key.encode(): value for key, value in header["meta"].items()})
+    return _Header(columns, plain, _UNPACK[codec], header["sync"], old)
 
 
 def _blocks(
     source: Source, file: LandingInput, reading: Reading, header: _Header, only: Collection[str] | None
 ) -> Iterator[ArrowBlock]:
-    wanted = {name: header.columns[name] for name in select_names(header.columns, only)}
+    wanted = {name: _in_our_calendar(header.columns[name], header.old) for name in select_names(header.columns, only)}
     unwrap = unwrap_of(reading)
     place, pending_bytes = 0, 0
     rows: list[Row] = []
@@ -138,6 +142,13 @@ def _blocks(
             pending_bytes += len(data) - begin
         if rows:
             yield _block(rows, place, wanted, unwrap)
+
+
+def _in_our_calendar(column: _Column, old: OldCalendar) -> _Column:
+    changes = [old.change(type_) for type_ in leaf_types(column.type)]
+    return (
+        _Column(column.type, lambda values: map_leaves(column.array(values), iter(changes))) if any(changes) else column
+    )
 
 
 def _block(rows: Sequence[Row], place: int, wanted: Mapping[str, _Column], unwrap: Unwrap | None) -> ArrowBlock:
@@ -194,15 +205,7 @@ def _number(source: Source) -> int | None:
 
 
 def _snappy(data: bytes) -> bytes:
-    size = shift = 0
-    for byte in data:  # Arrow needs the unpacked size, which the data begins with
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    if size > LARGEST_BLOCK:
-        raise ValueError(f"a block of {size} bytes")
-    text: bytes = pa.decompress(data[:-4], size, "snappy", asbytes=True)
+    text = unpack_snappy(data[:-4], LARGEST_BLOCK)
     if zlib.crc32(text) != int.from_bytes(data[-4:], "big"):
         raise ValueError("the checksum of a block is wrong")
     return text
@@ -236,14 +239,14 @@ def _columns(schema: Schema, reading: Reading) -> dict[str, _Column]:
     if record is None:
         raise ValueError("its schema is not a record: it holds no records")
     if reading.envelope is None:
-        return {f["name"]: _column(f["type"], named) for f in record["fields"]}
+        return _of_fields(record, named)
     fields = {f["name"]: f["type"] for f in record["fields"]}
     row = _record(fields.get("after"), named)
     if row is None and has_no_row(fields):
         return {}
     if row is None or "op" not in fields:
         raise ValueError("its records are not change events of Debezium: they have no `op`, or `after` is not a record")
-    columns = {f["name"]: _column(f["type"], named) for f in row["fields"]}
+    columns = _of_fields(row, named)
     columns["__op"] = _column(fields["op"], named)
     columns["__ts_ms"] = _column(fields.get("ts_ms", "null"), named)
     for f in (_record(fields.get("source"), named) or {"fields": ()})["fields"]:
@@ -252,6 +255,16 @@ def _columns(schema: Schema, reading: Reading) -> dict[str, _Column]:
             columns[f"__source_{f['name']}"] = column
     if reading.positions and any(all(f"__source_{name}" in columns for name in needed) for needed in NEEDED.values()):
         columns[LOG_POSITION] = _plain(pa.string())
+    return columns
+
+
+def _of_fields(record: Mapping[str, Any], named: Mapping[str, dict[str, Any]]) -> dict[str, _Column]:
+    columns = {}
+    for field in record["fields"]:
+        try:
+            columns[field["name"]] = _column(field["type"], named)
+        except ValueError as e:
+            raise ValueError(f"column {field['name']!r}: {e}") from e
     return columns
 
 
@@ -338,6 +351,10 @@ def _logical(kind: str, schema: dict[str, Any]) -> _Column | None:
         return _Column(
             pa.string(),
             lambda values: pa.array([None if v is None else str(uuid.UUID(bytes=v)) for v in values], pa.string()),
+        )
+    if logical == "big-decimal" and kind == "bytes":
+        raise ValueError(
+            "a big-decimal is not supported, because each value has its own scale: write decimal(precision, scale) or text"
         )
     if logical == "decimal" and kind in ("bytes", "fixed"):
         return _decimal(schema["precision"], schema.get("scale", 0))

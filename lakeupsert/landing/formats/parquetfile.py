@@ -1,9 +1,17 @@
-"""Landing files of Parquet: types from the footer, rows by row group."""
+"""Landing files of Parquet: types from the footer, rows by row group.
 
-from collections.abc import Collection, Iterator
+Values become the ones that the writer meant, where Arrow reads others: UUID, JSON and ENUM are text, INT96 keeps its nanoseconds,
+and dates of Spark's legacy mode are in the calendar of readers.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakeupsert.landing.formats import blocks
@@ -11,35 +19,169 @@ from lakeupsert.landing.formats.blocks import (
     ArrowBlock,
     Contents,
     LandingInput,
+    UnreadableFileError,
     check_names,
     find_missing,
     select_names,
     unreadable_if_damaged,
 )
-from lakeupsert.rows.convert import decode
+from lakeupsert.landing.formats.oldcalendar import OldCalendar, is_of_spark
+from lakeupsert.rows.arrays import Indices, Mask
+from lakeupsert.rows.convert import as_text, decode, unreadable_moments
+from lakeupsert.rows.leaves import Change, leaf_types, map_leaves, rows_with
 from lakeupsert.table.types import normalize
 
 _LARGE_ROW_GROUP = 1 << 28
 _STREAM_BYTES = 1 << 18
+_VARIANT = re.compile(r"^\s*\w+ group field_id=\S+ (.+) \(Variant", re.MULTILINE)
+_MICROS_IN_NANOS = (2**63 - 1) // 1000
+"""Most microseconds from 1970 that are nanoseconds, too."""
+
+
+@dataclass(frozen=True)
+class _File:
+    """An opened file.
+
+    Attributes:
+        types: the columns in the types that a table stores them in.
+        changes: what to do to each innermost value of a column.
+        nanos: the file with INT96 in nanoseconds; None if no column has them.
+        fine: its columns that are read in nanoseconds, and those of them with values that are too far from 1970 for these.
+    """
+
+    parquet: pq.ParquetFile
+    types: pa.Schema
+    changes: Mapping[str, Sequence[Change | None]]
+    nanos: pq.ParquetFile | None
+    fine: Mapping[str, bool]
+
+    def columns(self, micros: pa.RecordBatch, nanos: pa.RecordBatch | None) -> dict[str, pa.Array]:
+        """The values of some rows, of which ``nanos`` has the columns of ``fine``."""
+        columns = dict(zip(micros.schema.names, map(decode, micros.columns), strict=True))
+        for name, is_far in self.fine.items():
+            if nanos is not None and name in columns:
+                exact = decode(nanos.column(name))
+                columns[name] = _as_text(columns[name], exact) if is_far else exact
+        return {
+            name: map_leaves(column, iter(self.changes[name])) if any(self.changes[name]) else column
+            for name, column in columns.items()
+        }
 
 
 def schema_of(source: pa.NativeFile, file: LandingInput) -> tuple[pa.Schema, pq.FileMetaData]:
     """The columns in the types that a table stores them in, without metadata; and the footer."""
-    parquet = _open(source, file)
+    opened = _open(source, file)
+    return opened.types, opened.parquet.metadata
+
+
+def stored_schema_of(source: pa.NativeFile, file: LandingInput) -> tuple[pa.Schema, pq.FileMetaData]:
+    """As `schema_of`, for a file that stays where it is: readers get its values as they are stored."""
+    parquet = _open_parquet(source, file, _read_footer(source, file), "us")
     return pa.schema([(f.name, normalize(f.type)) for f in parquet.schema_arrow]), parquet.metadata
+
+
+def why_not_in_place(source: pa.NativeFile, file: LandingInput, footer: pq.FileMetaData) -> str | None:
+    """Why a file can't stay as it is, in which readers see values as they are stored: it has dates or timestamps of another
+    calendar, nanoseconds in INT96, or moments that readers can't show. Statistics decide, and values where these do not."""
+    parquet = _open_parquet(source, file, footer, "us")
+    fields = {field.name: normalize(field.type) for field in parquet.schema_arrow}
+    changes = _changes(footer, fields)
+    at, asked = 0, []
+    for name, type_ in fields.items():
+        leaves = list(leaf_types(type_))
+        if any(_may_differ(footer, at + i, leaf, changes[name][i]) for i, leaf in enumerate(leaves)):
+            asked.append(name)
+        at += len(leaves)
+    with unreadable_if_damaged(file, "Parquet"):
+        for batch in parquet.iter_batches(blocks.BLOCK_ROWS, columns=asked) if asked else ():
+            for name in asked:
+                values = decode(batch.column(name))
+                if unreadable_moments(values).any():
+                    return f"Column {name!r} has dates or timestamps outside the years 1 to 9999, or times outside of one day."
+                ours = map_leaves(values, map(_if_moments, changes[name], leaf_types(values.type)))
+                if not ours.equals(values):
+                    return f"Column {name!r} has dates or timestamps in the calendar of Spark 2, which readers take for others."
+        fine = [name for name in _int96_columns(footer, fields) if name in asked]
+        if fine and (found := _fine_columns(parquet, _open_parquet(source, file, footer, "ns"), fine, file)):
+            return f"Column {min(found)!r} has timestamps of INT96 with nanoseconds, which a table can't keep in this form."
+    return None
+
+
+def _if_moments(change: Change | None, type_: pa.DataType) -> Change | None:
+    return change if pa.types.is_temporal(type_) else None
+
+
+def _may_differ(footer: pq.FileMetaData, leaf: int, type_: pa.DataType, change: Change | None) -> bool:
+    """Whether moments in a leaf column may be old or unreadable. Without statistics only what is likely to be so is read."""
+    if not pa.types.is_temporal(type_) or pa.types.is_duration(type_):
+        return False
+    if footer.schema.column(leaf).physical_type == "INT96":
+        return change is not None or not is_of_spark(footer.metadata or {})
+    stored = _stored_type(footer.schema.column(leaf))
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        found = group.column(leaf).statistics
+        if found is None or not found.has_min_max:
+            if change is not None and not (found and found.null_count == group.num_rows):
+                return True
+            continue
+        bounds = pa.array([found.min_raw, found.max_raw], pa.int32() if stored.bit_width == 32 else pa.int64()).view(
+            stored
+        )
+        if unreadable_moments(bounds).any() or (change is not None and not change(bounds).equals(bounds)):
+            return True
+    return False
+
+
+def _stored_type(column: pq.ColumnSchema) -> pa.DataType:
+    """The type of dates, times and timestamps of a column as they are in the file, where Arrow may have another unit."""
+    logical = json.loads(column.logical_type.to_json())
+    if logical["Type"] == "Date":
+        return pa.date32()
+    unit = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}[logical["timeUnit"]]
+    if logical["Type"] == "Timestamp":
+        return pa.timestamp(unit, "UTC" if logical["isAdjustedToUTC"] else None)
+    return pa.time32(unit) if unit == "ms" else pa.time64(unit)
+
+
+def has_other_moments(source: pa.NativeFile, file: LandingInput) -> bool:
+    """Whether `open_blocks` may give other dates or timestamps than a reader that knows Parquet only."""
+    footer = _read_footer(source, file)
+    columns = map(footer.schema.column, range(footer.num_columns))
+    return OldCalendar.of(footer.metadata or {}).is_any or any(one.physical_type == "INT96" for one in columns)
 
 
 def open_blocks(
     source: pa.NativeFile, file: LandingInput, required: frozenset[str], only: Collection[str] | None = None
 ) -> Contents:
-    parquet = _open(source, file)
-    return Contents(find_missing(required, parquet.schema_arrow.names), _blocks(parquet, file, only))
+    opened = _open(source, file)
+    return Contents(find_missing(required, opened.types.names), _blocks(opened, file, only))
 
 
-def _open(source: pa.NativeFile, file: LandingInput) -> pq.ParquetFile:
+def _open(source: pa.NativeFile, file: LandingInput) -> _File:
+    footer = _read_footer(source, file)
+    parquet, nanos = _open_parquet(source, file, footer, "us"), None
+    fields = {field.name: normalize(field.type) for field in parquet.schema_arrow}
+    _refuse_variants(parquet, file)
+    with unreadable_if_damaged(file, "Parquet"):
+        fine = {}
+        if int96 := _int96_columns(footer, fields):
+            nanos = _open_parquet(source, file, footer, "ns")
+            fine = _fine_columns(parquet, nanos, int96, file)
+        changes = _changes(footer, fields)
+        fields |= {name: nanos.schema_arrow.field(name).type for name in fine if nanos is not None and not fine[name]}
+        empty = {name: map_leaves(pa.nulls(0, type_), iter(changes[name])) for name, type_ in fields.items()}
+    return _File(parquet, pa.schema([(n, column.type) for n, column in empty.items()]), changes, nanos, fine)
+
+
+def _read_footer(source: pa.NativeFile, file: LandingInput) -> pq.FileMetaData:
     with unreadable_if_damaged(file, "Parquet"):
         footer = pq.read_metadata(source)
         source.seek(0)
+        return footer
+
+
+def _open_parquet(source: pa.NativeFile, file: LandingInput, footer: pq.FileMetaData, unit: str) -> pq.ParquetFile:
+    with unreadable_if_damaged(file, "Parquet"):
         row_groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
         # Few large reads if a row group, as it is stored, fits into memory; else many small ones.
         large = any(_stored_bytes(group) > _LARGE_ROW_GROUP for group in row_groups)
@@ -49,7 +191,7 @@ def _open(source: pa.NativeFile, file: LandingInput) -> pq.ParquetFile:
             pre_buffer=not large,
             buffer_size=_STREAM_BYTES if large else 0,
             # Spark still writes INT96; in nanoseconds the year 9999 would silently become 1816.
-            coerce_int96_timestamp_unit="us",
+            coerce_int96_timestamp_unit=unit,
             # Spark writes checksums; without this a damaged page would be read as wrong values.
             page_checksum_verification=True,
         )
@@ -57,25 +199,136 @@ def _open(source: pa.NativeFile, file: LandingInput) -> pq.ParquetFile:
     return parquet
 
 
-def _blocks(parquet: pq.ParquetFile, file: LandingInput, only: Collection[str] | None) -> Iterator[ArrowBlock]:
-    footer = parquet.metadata
+def _refuse_variants(parquet: pq.ParquetFile, file: LandingInput) -> None:
+    """Raise UnreadableFileError if a column is a VARIANT, whose parts differ from file to file."""
+    names = _VARIANT.findall(str(parquet.schema))
+    if names:
+        raise UnreadableFileError(
+            file.path,
+            f"Column {names[0]!r} is a VARIANT, which is not supported: files store its values in different ways. Write it as "
+            "text (JSON), or as a column of another type.",
+        )
+
+
+def _blocks(opened: _File, file: LandingInput, only: Collection[str] | None) -> Iterator[ArrowBlock]:
+    footer = opened.parquet.metadata
     first, last = file.row_groups or (0, footer.num_row_groups)
     place = sum(footer.row_group(i).num_rows for i in range(first))
-    wanted = None if only is None else select_names(parquet.schema_arrow.names, only)
+    wanted = None if only is None else select_names(opened.types.names, only)
     for i in range(first, last):  # one at a time: the reader keeps the buffers of all row groups of a call
         group = footer.row_group(i)
         row_bytes = group.total_byte_size / max(group.num_rows, 1)
         rows = max(1, min(blocks.BLOCK_ROWS, int(blocks.BLOCK_BYTES / max(row_bytes, 1))))
-        batches = parquet.iter_batches(batch_size=rows, row_groups=[i], columns=wanted)
+        batches = opened.parquet.iter_batches(batch_size=rows, row_groups=[i], columns=wanted)
+        fine: Iterator[pa.RecordBatch] = iter(())
+        if opened.nanos is not None and opened.fine:
+            fine = opened.nanos.iter_batches(batch_size=rows, row_groups=[i], columns=list(opened.fine))
         while True:
             with unreadable_if_damaged(file, "Parquet"):
                 batch = next(batches, None)
                 if batch is None:
                     break
-                columns = dict(zip(batch.schema.names, map(decode, batch.columns), strict=True))
+                columns = opened.columns(batch, next(fine, None))
             yield ArrowBlock(columns, np.arange(place, place + batch.num_rows))
             place += batch.num_rows
 
 
 def _stored_bytes(group: pq.RowGroupMetaData) -> int:
     return sum(group.column(i).total_compressed_size for i in range(group.num_columns))
+
+
+# -- what the writer meant
+
+
+def _leaves(
+    footer: pq.FileMetaData, fields: Mapping[str, pa.DataType]
+) -> Iterator[tuple[str, pa.DataType, pq.ColumnSchema]]:
+    """The name of the column, the Arrow type and the Parquet type of each innermost value."""
+    of_fields = ((name, type_) for name, whole in fields.items() for type_ in leaf_types(whole))
+    for i, (name, type_) in enumerate(of_fields):
+        yield name, type_, footer.schema.column(i)
+
+
+def _changes(footer: pq.FileMetaData, fields: Mapping[str, pa.DataType]) -> dict[str, list[Change | None]]:
+    old = OldCalendar.of(footer.metadata or {})
+    changes: dict[str, list[Change | None]] = {name: [] for name in fields}
+    for name, type_, column in _leaves(footer, fields):
+        changes[name].append(_change(type_, column, old))
+    return changes
+
+
+def _change(type_: pa.DataType, column: pq.ColumnSchema, old: OldCalendar) -> Change | None:
+    if isinstance(type_, pa.BaseExtensionType):
+        return as_text
+    if column.logical_type.type == "ENUM":
+        return _enum_text
+    if pa.types.is_float16(type_):
+        return _single_precision  # Spark can't read files with half precision
+    return old.int96 if column.physical_type == "INT96" else old.change(type_)
+
+
+def _enum_text(array: pa.Array) -> pa.Array:
+    # Whether it is UTF-8 is asked row by row, later.
+    return pc.cast(array, options=pc.CastOptions(pa.string(), allow_invalid_utf8=True))
+
+
+def _single_precision(array: pa.Array) -> pa.Array:
+    return array.cast(pa.float32())
+
+
+def _int96_columns(footer: pq.FileMetaData, fields: Mapping[str, pa.DataType]) -> list[str]:
+    """The columns with INT96 that may have nanoseconds. Spark writes microseconds."""
+    if is_of_spark(footer.metadata or {}):
+        return []
+    return list(dict.fromkeys(n for n, _, column in _leaves(footer, fields) if column.physical_type == "INT96"))
+
+
+def _fine_columns(
+    parquet: pq.ParquetFile, nanos: pq.ParquetFile, names: Sequence[str], file: LandingInput
+) -> dict[str, bool]:
+    """See `_File`. No statistics say which columns have nanoseconds, so their values are read."""
+    fine, far = set(), set()
+    both = (one.iter_batches(blocks.BLOCK_ROWS, columns=names) for one in (parquet, nanos))
+    for micros, exact in zip(*both, strict=True):
+        for name in names:
+            some, others = (_moments(decode(batch.column(name))) for batch in (micros, exact))
+            far |= {name} if any(_is_far(one).any() for one in some) else set()
+            fine |= {name} if any(_rests(*pair).any() for pair in zip(some, others, strict=True)) else set()
+    nested = [name for name in fine & far if pa.types.is_nested(parquet.schema_arrow.field(name).type)]
+    if nested:
+        raise UnreadableFileError(
+            file.path,
+            f"Column {nested[0]!r} has timestamps with nanoseconds, and others after 2262 or before 1678, where nanoseconds end.",
+        )
+    return {name: name in far for name in names if name in fine}
+
+
+def _moments(array: pa.Array) -> list[Indices]:
+    """The integers of the innermost timestamps of an array, without nulls; of other values none."""
+    found: list[Indices] = []
+
+    def keep(leaf: pa.Array) -> Mask:
+        if pa.types.is_timestamp(leaf.type):
+            found.append(leaf.drop_null().view(pa.int64()).to_numpy())
+        return np.zeros(len(leaf), bool)
+
+    rows_with(array, keep)
+    return found
+
+
+def _is_far(micros: Indices) -> Mask:
+    """Which moments are too far from 1970 for nanoseconds."""
+    far: Mask = (micros > _MICROS_IN_NANOS) | (micros < -_MICROS_IN_NANOS)
+    return far
+
+
+def _rests(micros: Indices, nanos: Indices) -> Indices:
+    """The nanoseconds above whole microseconds. They are right even if ``nanos`` wrapped around, since both do then."""
+    return nanos - micros * 1000
+
+
+def _as_text(micros: pa.Array, nanos: pa.Array) -> pa.Array:
+    """Timestamps with all their digits, as text: no type holds nanoseconds and the year 9999."""
+    whole, exact = (pc.fill_null(one.view(pa.int64()), 0).to_numpy() for one in (micros, nanos))
+    rests = pc.utf8_lpad(pa.array(_rests(whole, exact), pa.int64()).cast(pa.string()), 3, "0")
+    return pc.binary_join_element_wise(micros.cast(pa.string()), rests, "")

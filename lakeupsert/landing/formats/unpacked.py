@@ -104,6 +104,20 @@ def is_utf16(head: bytes) -> bool:
     return head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
+def unpack_snappy(data: bytes, largest: int) -> bytes:
+    """A block of Snappy. Raises ValueError if it says that it holds more than ``largest`` bytes."""
+    size = shift = 0
+    for byte in data:  # Arrow needs the unpacked size, which the data begins with
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    if size > largest:
+        raise ValueError(f"a block of {size} bytes")
+    text: bytes = pa.decompress(data, size, "snappy", asbytes=True)
+    return text
+
+
 class _Stream(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
