@@ -198,6 +198,22 @@ def _send_sigterm() -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
+_MEANT = {
+    "replay": "`lakeupsert append --replay-quarantine` takes refused rows again, `lakeupsert reprocess` merges partitions again",
+    "tag": "`lakeupsert publish --tag NAME` names the newest snapshot, and `--untag NAME` removes a name",
+    "untag": "`lakeupsert publish --untag NAME` removes the name of a snapshot",
+    "rename": "`lakeupsert schema rename OLD NEW` renames a column",
+    "retype": "`lakeupsert schema retype COLUMN TYPE` gives a column another type",
+    "snapshots": "`lakeupsert history` lists the snapshots",
+    "tags": "`lakeupsert history` lists the snapshots with their tags",
+    "show": "`lakeupsert head` shows rows, and `lakeupsert query` runs SQL",
+    "rollback": "`lakeupsert restore` goes back to a snapshot",
+    "merge": "`lakeupsert dedupe` merges what was appended, and `lakeupsert run` appends first",
+    "optimize": "`lakeupsert compact` rewrites partitions that have become slow to read",
+}
+"""For words that people type, which are no commands, the commands that they mean."""
+
+
 class Program(click.Group):
     """The group of all commands. Running it prints the answer and ends the process with one of the documented exit codes."""
 
@@ -270,6 +286,9 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        meant = _MEANT.get(args[0])
+        if meant is not None:
+            raise click.UsageError(f"There is no command {args[0]!r}: {meant}.")
         name, command, rest = super().resolve_command(ctx, args)
         ctx.obj.command = name
         return name, command, rest

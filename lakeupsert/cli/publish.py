@@ -35,6 +35,10 @@ def publish(call: Call, tag: str | None, to: PublisherName | None, reset: bool, 
             table.tag(untag, None)
         if tag is not None:
             table.tag(tag)
-        text = output.block(f"Table {table.name}", output.publish_facts(published))
+        result, facts = output.publish_result(published), output.publish_facts(published)
+        if tag is not None or untag is not None:
+            tags = result["tags"] = table.tags()
+            facts += [(tag, f"tag of snapshot {tags[tag]}")] if tag is not None else []
+            facts += [(untag, "no tag any more")] if untag is not None else []
         error = merge_error(call, table, [], published)
-        return Answer(output.publish_result(published), text, publish_warnings(published), error=error)
+        return Answer(result, output.block(f"Table {table.name}", facts), publish_warnings(published), error=error)

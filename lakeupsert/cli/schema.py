@@ -24,7 +24,7 @@ MOST_UNFIT = 20
 WIDTH = 40
 """Characters of such a value."""
 
-_dry_run = click.option("--dry-run", is_flag=True, help="Show the resulting columns. Changes nothing.")
+_yes = click.option("--yes", is_flag=True, help="Do it. Without --yes, only show what the columns would be.")
 
 
 @main.group(invoke_without_command=True)
@@ -53,17 +53,18 @@ def schema(context: click.Context) -> Answer | None:
 @click.option(
     "--alias", is_flag=True, help="Add an alias to the configuration, so that landing files may keep the old name."
 )
-@_dry_run
+@_yes
 @common
 @click.pass_obj
-def rename(call: Call, old: str, new: str, alias: bool, dry_run: bool) -> Answer:
+def rename(call: Call, old: str, new: str, alias: bool, yes: bool) -> Answer:
     """Rename a column in every row of the table. No file is rewritten.
 
-    Landing files that still use the old name create a new column with that name, unless you give --alias.
+    Without --yes, only show what the columns would be. Landing files that still use the old name create a new column with that
+    name, unless you give --alias.
 
     \b
     Example:
-      lakeupsert schema rename price unit_price --alias
+      lakeupsert schema rename price unit_price --alias --yes
     """
     config = call.config()
     name, settings = config.table(call.table)
@@ -77,16 +78,16 @@ def rename(call: Call, old: str, new: str, alias: bool, dry_run: bool) -> Answer
         )
 
     def change(table: "Table") -> "SchemaChange":
-        done = table.rename_column(old, new, dry=dry_run)
-        if edit is not None and not dry_run:
+        done = table.rename_column(old, new, dry=not yes)
+        if edit is not None and yes:
             edit.write(f"The column {old!r} is now {new!r}")
         return done
 
-    answer = _change_columns(call, change, dry_run=dry_run, warnings=warnings)
+    answer = _change_columns(call, change, dry_run=not yes, warnings=warnings)
     if edit is None:
         return answer
     if edit.is_change:
-        written = f"  {'would write' if dry_run else 'wrote'} to {edit.path}: {edit.aliases}"
+        written = f"  {'wrote' if yes else 'would write'} to {edit.path}: {edit.aliases}"
     else:
         written = f"  {edit.path} needs no alias: names that differ only by case are one column"
     return replace(answer, result={**(answer.result or {}), "aliases": edit.aliases}, text=f"{answer.text}\n{written}")
@@ -94,19 +95,19 @@ def rename(call: Call, old: str, new: str, alias: bool, dry_run: bool) -> Answer
 
 @schema.command()
 @click.argument("name")
-@_dry_run
+@_yes
 @common
 @click.pass_obj
-def drop(call: Call, name: str, dry_run: bool) -> Answer:
+def drop(call: Call, name: str, yes: bool) -> Answer:
     """Drop a column. No file is rewritten: older snapshots still show it, and its values stay in old files.
 
     Landing files that still contain it create a new column with that name, without the old values.
 
     \b
     Example:
-      lakeupsert schema drop discount
+      lakeupsert schema drop discount --yes
     """
-    return _change_columns(call, lambda table: table.drop_column(name, dry=dry_run), dry_run=dry_run)
+    return _change_columns(call, lambda table: table.drop_column(name, dry=not yes), dry_run=not yes)
 
 
 @schema.command()
@@ -150,11 +151,10 @@ def _change_columns(
         if found.conversion is not None:
             result |= _conversion_result(found.conversion, found.quarantined)
         if dry_run:
-            how = "; --yes does it" if found.conversion is not None else ""
             text = [
                 _text(f"Table {table.name} would be", now),
                 *_conversion_lines(found),
-                f"  nothing was changed{how}",
+                "  nothing was changed; --yes does it",
             ]
             return Answer(result, "\n".join(text), warnings)
         if found.quarantined:

@@ -26,8 +26,8 @@ SECONDS = 1.0
 STYLES: dict[Level, str] = {"good": "bold green", "note": "bold", "warn": "bold yellow", "bad": "bold red"}
 BAR = 40
 """Width of the progress bar. With its text it fits on a terminal of 80 columns."""
-PANEL = 80
-"""Width that a panel needs at least."""
+PANEL, WIDEST = 80, 120
+"""Width that a panel needs at least, and has at most: longer lines are hard to read."""
 FAILURES = 5
 """How many failed partitions are shown with their reasons."""
 
@@ -53,7 +53,9 @@ def watch(call: Call, tables: "Sequence[Table]") -> None:
         side_by_side = min(len(found), max(1, console.width // PANEL))
         panels = Group(
             Columns(
-                [panel(name, status) for name, status in found.items()], width=console.width // side_by_side, padding=0
+                [panel(name, status) for name, status in found.items()],
+                width=min(WIDEST, console.width // side_by_side),
+                padding=0,
             ),
             end,
         )
@@ -83,7 +85,7 @@ def panel(name: str, status: "Status") -> "Panel":
     for command in found.commands:
         grid.add_row("type", Text(command, "bold"))
     for label, text in output.status_facts(status):
-        if label != "failed":  # shown below, with the reasons
+        if label != "failed" or not status.failed:  # else shown below, with the reasons
             grid.add_row(label, Text(without_controls(text), _style(label, status)))
     touched = len(status.behind)
     progress = Grid.grid(padding=(0, 1))

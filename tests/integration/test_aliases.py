@@ -305,9 +305,9 @@ def test_rename_writes_its_alias_and_leaves_the_rest_of_the_file(given: str, add
     lake = Lake(tmp_path, given)
     lake.night(**ROW)
     before = lake.config.read_text()
-    dry = lake.json("schema", "rename", "price", "unit_price", "--alias", "--dry-run")
+    dry = lake.json("schema", "rename", "price", "unit_price", "--alias")
     assert lake.config.read_text() == before
-    result = lake.json("schema", "rename", "price", "unit_price", "--alias")["result"]
+    result = lake.json("schema", "rename", "price", "unit_price", "--alias", "--yes")["result"]
     assert result["aliases"] == dry["result"]["aliases"]
     after = lake.config.read_text()
     wanted = {"price": "unit_price"} | ({"p": "unit_price"} if '"price"' in given else {})
@@ -321,7 +321,7 @@ def test_rename_writes_its_alias_and_leaves_the_rest_of_the_file(given: str, add
     lake.table = Table.open(lake.config)
     lake.night(**{**ROW, "id": "b"})
     assert lake.rows("id", "unit_price") == [("a", 1.5), ("b", 1.5)]
-    result = lake.json("schema", "rename", "unit_price", "price", "--alias")["result"]  # and back
+    result = lake.json("schema", "rename", "unit_price", "price", "--alias", "--yes")["result"]  # and back
     assert result["aliases"] == {
         **{alias: "price" if of == "unit_price" else of for alias, of in wanted.items() if alias != "price"},
         "unit_price": "price",
@@ -336,7 +336,7 @@ def test_names_that_differ_by_case_alone_get_no_alias(given: str, wanted: dict[s
     lake = Lake(tmp_path, given)
     lake.night(**ROW)
     before = lake.config.read_text()
-    answer = lake.json("schema", "rename", "price", "Price", "--alias")
+    answer = lake.json("schema", "rename", "price", "Price", "--alias", "--yes")
     assert answer["error"] is None
     assert answer["result"]["aliases"] == wanted
     assert (lake.config.read_text() == before) == (not given)
@@ -362,7 +362,7 @@ def test_rename_whose_alias_can_not_be_written_changes_nothing(
         lake.config.write_text(text)
         monkeypatch.setattr(lake, "config", f"file://{lake.config}")
     before = lake.json("schema")["result"]
-    answer = lake.json("schema", "rename", "unit_price", "cost", "--alias")
+    answer = lake.json("schema", "rename", "unit_price", "cost", "--alias", "--yes")
     assert answer["error"]["code"] == "configuration-not-editable"
     assert answer["error"]["data_changed"] is False
     assert 'unit_price = "cost"' in answer["error"]["next"]
@@ -371,5 +371,5 @@ def test_rename_whose_alias_can_not_be_written_changes_nothing(
 
 def test_rename_without_an_alias_tells_those_that_name_the_column(lake: Lake) -> None:
     lake.configure(ALIASES)
-    answer = lake.json("schema", "rename", "unit_price", "cost")
+    answer = lake.json("schema", "rename", "unit_price", "cost", "--yes")
     assert any("'price'" in warning and "'cost'" in warning for warning in answer["warnings"])

@@ -306,6 +306,31 @@ def test_steps_one_by_one_come_to_what_run_does(lake: Path) -> None:
     assert answer("publish")["result"]["partitions_changed"] == 0
 
 
+def test_publish_says_which_snapshot_has_the_tag(lake: Path) -> None:
+    """Of those that show the same, as `history` lists it; not the one that only keeps the tag."""
+    land(night(1))
+    done("run")
+    assert "tag of snapshot 0" in done("publish", "--tag", "first")
+    found = answer("publish", "--tag", "again")["result"]
+    assert found["tags"] == {"first": 0, "again": 0}
+    assert answer("publish", "--untag", "first")["result"]["tags"] == {"again": 0}
+
+
+@pytest.mark.parametrize(
+    ("word", "command"),
+    [
+        ("replay", "lakeupsert append --replay-quarantine"),
+        ("tag", "lakeupsert publish --tag NAME"),
+        ("rollback", "lakeupsert restore"),
+        ("statu", "status"),
+    ],
+)
+def test_a_word_that_is_no_command_is_answered_with_one(word: str, command: str) -> None:
+    result = call(word, "x")
+    assert result.exit_code == 2
+    assert command in result.stderr
+
+
 def test_history_is_newest_first(lake: Path) -> None:
     for number in (1, 2):
         land(night(number), f"{number}.csv")

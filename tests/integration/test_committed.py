@@ -134,7 +134,7 @@ def test_restore_rename_and_later_calls(lake: Lake, monkeypatch: pytest.MonkeyPa
     assert found[:3] == ("interrupted", 3, 1), "the restore is a batch of its own"
     assert failed("restore", "0", "--yes")[:3] == ("interrupted", None, 1), "and it is committed once"
     monkeypatch.setattr(Table, "publish", interrupt)
-    assert failed("schema", "rename", "v", "w")[:3] == ("interrupted", 4, 1)
+    assert failed("schema", "rename", "v", "w", "--yes")[:3] == ("interrupted", 4, 1)
 
 
 def test_fence_of_a_vacuum_is_not_a_batch(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

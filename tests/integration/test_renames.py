@@ -635,10 +635,10 @@ def test_command_lists_renames_and_drops(lake: Lake) -> None:
         return CliRunner().invoke(main, ["schema", *words, "--config", config])
 
     assert [line.split()[1] for line in run().stdout.splitlines()[2:]] == ["k", "l", "d", "ts", "v", "name"]
-    dry = json.loads(run("rename", "v", "w", "--dry-run", "--json").stdout)
+    dry = json.loads(run("rename", "v", "w", "--json").stdout)
     assert (dry["result"]["dry"], [c["name"] for c in dry["result"]["columns"]][4:]) == (True, ["w", "name"])
     assert columns(lake) == ["v", "name"]
-    done = json.loads(run("rename", "v", "w", "--json").stdout)
+    done = json.loads(run("rename", "v", "w", "--yes", "--json").stdout)
     assert (done["command"], done["exit_code"], done["result"]["published"], done["result"]["entry"]) == (
         "schema",
         0,
@@ -647,13 +647,13 @@ def test_command_lists_renames_and_drops(lake: Lake) -> None:
     )
     assert done["result"]["columns"][4] == {"id": 5, "name": "w", "type": "int64", "role": None}
     assert columns(lake) == ["w", "name"]
-    again = json.loads(run("rename", "v", "w", "--json").stdout)
+    again = json.loads(run("rename", "v", "w", "--yes", "--json").stdout)
     assert (again["exit_code"], again["result"]["entry"]) == (0, 2), "it is so already"
-    refused = run("rename", "w", "Name", "--json")
+    refused = run("rename", "w", "Name", "--yes", "--json")
     assert (refused.exit_code, json.loads(refused.stdout)["error"]["code"]) == (2, "column-exists")
     lake.land("2.jsonl", [line("c", 0, 1)])
     lake.table.append(host="local")
-    waits = run("drop", "name")
+    waits = run("drop", "name", "--yes")
     assert waits.exit_code == 0
     assert "lakeupsert run" in waits.stderr
     lake.run()
