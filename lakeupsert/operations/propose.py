@@ -10,7 +10,7 @@ A setting that the sample does not show is left open, with a warning.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
@@ -29,6 +29,7 @@ from lakeupsert.operations.propose_words import Choice, is_named
 from lakeupsert.phrases import no_folder
 from lakeupsert.pipeline.discover import holds_a_table, is_landing_file
 from lakeupsert.pipeline.next_spec import describe_unfit
+from lakeupsert.rows.convert import convert
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectReader, can_commit, open_landing, open_store
 from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import HOME
@@ -115,10 +116,7 @@ def propose(address: str, table: str | None = None) -> Proposal:
         settings=settings,
         read=read.settings,
         schema=choices.schema,
-        columns=tuple(
-            replace(one, type=str(named_type(schema[one.name], one.name)) if one.name in schema else one.type)
-            for one in rows.columns()
-        ),
+        columns=tuple(_columns(rows, schema)),
         files=len(rows.paths),
         of_files=len(files),
         bytes=sum(f.size for f in files),
@@ -126,6 +124,16 @@ def propose(address: str, table: str | None = None) -> Proposal:
         warnings=(*warnings, *choices.warnings),
     )
     return proposal if proposal.open else _with_check(proposal, rows)
+
+
+def _columns(rows: Sample, schema: Mapping[str, str]) -> Iterator[Column]:
+    """The columns with the types that the table has, and the least and greatest values that fit."""
+    types = {name: named_type(text, name) for name, text in schema.items() if name in rows.values}
+    for name, type_ in types.items():
+        if is_string(rows.values[name].type):
+            rows.values[name], _ = convert(rows.values[name], type_)
+    for one in rows.columns():
+        yield replace(one, type=str(types.get(one.name, one.type)))
 
 
 def _text_keys(rows: Sample, key: Sequence[str], operation: str | None) -> dict[str, str]:

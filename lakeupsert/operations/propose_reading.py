@@ -86,8 +86,9 @@ def choose_reading(store: ObjectReader, files: Sequence[ObjectInfo], *, with_dat
         choices.add_null_words(rows)
         if with_dates:
             choices.add_dates(rows)
-            choices.add_aliases(rows)
     if choices.reading != before:
+        rows, failures = read_sample(store, chosen, choices.reading)
+    if with_dates and rows.count and choices.add_aliases(rows):  # now columns have their types
         rows, failures = read_sample(store, chosen, choices.reading)
     empty = None if rows.count else _describe_empty(store, chosen, choices.reading)
     return SampleReading(rows, choices.reading, choices.settings, tuple(choices.warnings), tuple(failures), empty)
@@ -200,9 +201,9 @@ class _ReadingChoices:
             )
         self.settings["null"] = Choice(words if len(words) > 1 else words[0], tuple(why))
 
-    def add_aliases(self, rows: Sample) -> None:
-        """A column that some files have in place of one of a similar name, if the files are alike otherwise."""
-        files = rows.columns_of
+    def add_aliases(self, rows: Sample) -> bool:
+        """A column that some files have in place of one of a similar name, if the files are alike otherwise. Whether one has."""
+        files = [columns for columns in rows.columns_of if columns]
         some = [name for name in rows.values if not all(name in file for file in files)]
         pairs = [pair for pair in combinations(some, 2) if _replaces(*pair, rows)]
         aliases = {}
@@ -216,10 +217,12 @@ class _ReadingChoices:
                 aliases[alias] = name
         for alias, name in aliases.items():
             have = sum(alias in file for file in files)
-            why = f"{have} of {count(len(files), 'sampled file')} have {alias} in place of {name}"
+            verb = "has" if have == 1 else "have"
+            why = f"{have} of {count(len(files), 'sampled file')} {verb} {alias} in place of {name}"
             self.warnings.append(f"{why}, so it is read as {name}: check `aliases`")
             old = self.settings.get("aliases", Choice({}, ()))
             self.settings["aliases"] = Choice({**old.value, alias: name}, (*old.evidence, why))
+        return bool(aliases)
 
     def add_dates(self, rows: Sample) -> None:
         null = pa.array(self.reading.null_words, pa.string())
@@ -238,12 +241,18 @@ class _ReadingChoices:
             self.settings["dates"] = Choice(dates, tuple(evidence))
 
 
+def _usual_type(rows: Sample, name: str) -> pa.DataType:
+    """The type of a column, a few slips aside."""
+    dominant = rows.dominant_types.get(name)
+    return dominant.type if dominant is not None and dominant.is_clear else rows.values[name].type
+
+
 def _replaces(one: str, other: str, rows: Sample) -> bool:
     """Whether each file has one of two columns, which have similar names and types, and most other columns in common."""
-    files = rows.columns_of
+    files = [columns for columns in rows.columns_of if columns]
     if not all((one in file) != (other in file) for file in files):
         return False
-    types = {rows.values[name].type for name in (one, other)}
+    types = {_usual_type(rows, name) for name in (one, other)}
     if not (len(types) == 1 or all(map(is_number, types))):
         return False
     first, second = (next(file for file in files if name in file) for name in (one, other))

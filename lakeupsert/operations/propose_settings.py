@@ -494,7 +494,8 @@ class SettingChoices:
         alone, parted = self.rows.group(key)[use], self.rows.group([*key, *self.partition])[use]
         pairs, firsts = np.unique(parted, return_index=True)
         if len(parted) > len(pairs):
-            yield f"{count(len(parted) - len(pairs), 'row')} repeat a key: the newest row stays"
+            repeated = len(parted) - len(pairs)
+            yield f"{count(repeated, 'row')} {'repeats' if repeated == 1 else 'repeat'} a key: the newest row stays"
         moved = int((np.unique(alone[firsts], return_counts=True)[1] > 1).sum())
         if moved:
             yield f"{count(moved, 'key')} {'is' if moved == 1 else 'are'} in more than one partition, with a row in each"
@@ -504,23 +505,25 @@ class SettingChoices:
     def _landing_dates(self) -> Choice:
         if self.hive is not None:
             return Choice(None, ("the folders of the landing zone are not known yet",))
-        folders = folder_of(self.names[0]).split("/")
+        names = [name for name in self.names if format_of(name, "auto") is not None] or self.names
+        folders = folder_of(names[0]).split("/")
         prefixes = [(m[1].replace("%", "%%") + "=") if (m := HIVE.fullmatch(f)) else "" for f in folders]
         fits: dict[str, list[date]] = {}
         for dates in _DATES:
             parts = dates.split("/")
             if len(parts) <= len(folders):
                 pattern = "/".join(prefix + part for prefix, part in zip(prefixes, parts, strict=False))
-                fits[pattern] = [day for name in self.names if (day := received_on(name, pattern)) is not None]
+                fits[pattern] = [day for name in names if (day := received_on(name, pattern)) is not None]
         # 01/02/2020 can be read in two ways: the one whose days are closer together is the likelier.
-        whole = [p for p, days in fits.items() if len(days) == len(self.names)]
+        whole = [p for p, days in fits.items() if len(days) == len(names)]
         whole.sort(key=lambda p: max(fits[p]) - min(fits[p]))
         best = whole[0] if whole else max(fits, key=lambda p: len(fits[p]), default="")
         days = fits.get(best)
         if not days:
             return Choice(None, ("the folders are not dates: every file is taken",))
         if not whole:
-            why = f"{best} fits {len(days)} of {count(len(self.names), 'file')}; the others would not be taken"
+            others = name_list([name for name in names if received_on(name, best) is None], 2)
+            why = f"{best} fits {len(days)} of {count(len(names), 'file')}; the others would not be taken: {others}"
             return self._leave_open("landing_dates is left out", why)
         evidence = [f"{best} fits all {count(len(days), 'file')}, {min(days)} to {max(days)}"]
         if whole[1:]:

@@ -50,6 +50,7 @@ COMMANDS = [
         "query",
         "update",
         "delete",
+        "try",
     ),
 ]
 FIELDS = [

@@ -371,16 +371,35 @@ def test_points_between_thousands_show_the_decimal_comma() -> None:
         (("price", "colour"), None),
         (("price", "unit_price", "list_price"), None),
         (("price", "price,unit_price"), None),
+        (("price", "slips", "unit_price"), {"unit_price": "price"}),
     ],
 )
 def test_column_in_place_of_one_of_a_similar_name_is_its_alias(names: Sequence[str], aliases: Any) -> None:
     for n, name in enumerate(names):
-        more = ",1" * name.count(",")
-        lines(f"landing/{n}.csv", f"id,day,{name}", *(f"{n * 100 + i},2024-01-01,{i / 4}{more}" for i in range(100)))
+        more, slip = ",1" * name.count(","), name == "slips"
+        name = "price" if slip else name
+        lines(
+            f"landing/{n}.csv",
+            f"id,day,{name}",
+            *(f"{n * 100 + i},2024-01-01,{'oops' if slip and i == 9 else i / 4}{more}" for i in range(100)),
+        )
+
+    Path("landing/empty.csv").write_text("")
     found = answer("landing")
     assert found["result"]["proposed"]["read"].get("aliases") == aliases
     assert any("check `aliases`" in w for w in found["warnings"]) == (aliases is not None)
     assert all("None" not in row for row in table_rows()) == (aliases is not None)
+
+
+def test_file_of_no_known_format_does_not_hide_the_dates_of_folders() -> None:
+    land("landing", "%Y-%m-%d", ".csv", nights())
+    lines("landing/README.txt", "about these files")
+    assert answer("landing")["result"]["proposed"]["landing_dates"] == "%Y-%m-%d"
+    lines("landing/other.csv", "order_id", "1")
+    assert any(
+        "fits 5 of 6 files; the others would not be taken: other.csv" in w
+        for w in answer("landing", "--dry-run")["warnings"]
+    )
 
 
 def test_times_have_formats_too() -> None:
