@@ -347,6 +347,11 @@ DATE_DIRECTIVES = {
 TIME_DIRECTIVES = frozenset("HIMSfpz")
 
 
+def of_table(text: str, table: str) -> str:
+    """A message with the table's name in it, where it was written by code that does not know the table."""
+    return text.replace("[tables.….", f"[tables.{toml_key(table)}.")
+
+
 def toml_key(text: str) -> str:
     """A name as a TOML key, for the left side of `=`."""
     return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else json.dumps(text, ensure_ascii=False)
@@ -732,7 +737,9 @@ def _settings(path: str, name: str, raw: dict[str, object]) -> TableSettings:
         known = {f.name for f in msgspec.structs.fields(type_)}
         for key in _part(path, name, raw, part) if part else raw:
             if key not in known:
-                raise _unknown(path, f"[tables.{name}{'.' + part if part else ''}]", key, known)
+                others = (other for other, its in parts.items() if key in its.__struct_fields__)
+                place = next((f"[tables.{toml_key(name)}{'.' * bool(one)}{one}]" for one in others), None)
+                raise _unknown(path, f"[tables.{name}{'.' * bool(part)}{part}]", key, known, place)
     known = {f.name for f in msgspec.structs.fields(GroupSettings)}
     for group, content in _part(path, name, raw, "groups").items():
         for key in content if isinstance(content, dict) else ():
@@ -1291,11 +1298,13 @@ _WHY_NOT = {
 }
 
 
-def _unknown(path: str, where: str, key: str, known: set[str]) -> ConfigurationError:
+def _unknown(path: str, where: str, key: str, known: set[str], place: str | None = None) -> ConfigurationError:
+    """``place``: where the key would be known."""
+    hint = f" It is a setting of {place}." if place else _WHY_NOT.get(key) or _did_you_mean(key, known)
     return ConfigurationError(
         "unknown-setting",
-        f"{path}: {where or 'the file'} has an unknown key {key!r}.{_WHY_NOT.get(key) or _did_you_mean(key, known)}",
-        next=f"correct or remove it; known keys: {', '.join(sorted(known))}",
+        f"{path}: {where or 'the file'} has an unknown key {key!r}.{hint}",
+        next=f"move it below {place}" if place else f"correct or remove it; known keys: {', '.join(sorted(known))}",
     )
 
 

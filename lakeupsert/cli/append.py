@@ -17,7 +17,7 @@ from lakeupsert.cli.options import (
 )
 from lakeupsert.cli.problems import append_warnings, quarantine_warning
 from lakeupsert.cli.program import main
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, RefusedError
 
 if TYPE_CHECKING:
     from lakeupsert.engine.by_name import HostChoice
@@ -108,7 +108,14 @@ def append(
         if appended is not None:
             facts += output.host_facts(appended.entry.host)
         if replay_quarantine and appended is None:
-            facts = [("replayed", "nothing: no quarantined row is valid now")]
+            if waiting := sum(batch.num_rows for batch in table.quarantine()):
+                raise RefusedError(
+                    "nothing-passes",
+                    f"None of the {output.count(waiting, 'quarantined row')} of table {table.name!r} passes now. Nothing was "
+                    "changed.",
+                    next="`lakeupsert quarantine` shows why, and whether a setting or the source has to change",
+                )
+            facts = [("replayed", "nothing: no row is quarantined")]
         text = output.block(f"Table {table.name}", facts)
         return Answer(
             output.append_result(appended),

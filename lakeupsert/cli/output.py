@@ -220,6 +220,8 @@ def columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> 
     return ["  ".join(align(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
+_REPLAY = "`lakeupsert append --replay-quarantine` and `lakeupsert run`"
+_UNTRIED = ("malformed", "missing_column")  # `engine.replay.UNTRIED`, which would import Arrow
 _REMEDIES = {
     "ambiguous_date": "leave the format that is meant in `dates` under [read]; then `lakeupsert append --replay-quarantine` "
     "and `lakeupsert run`",
@@ -267,11 +269,20 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
         facts.append(("quarantined", f"{quarantined_rows(appended)} (`lakeupsert quarantine` shows them)"))
         facts += [("", f"in {place}") for place in quarantine_places(appended, settings)]
         facts += [("", f"{code}, for example {appended.examples[code]}") for code in sorted(appended.examples)]
-        facts += [("", f"{code}: {_REMEDIES[code]}") for code in sorted(entry.quarantined) if code in _REMEDIES]
-        if others := sorted(appended.examples.keys() - _REMEDIES):
-            remedy = "fix these rows at the source and land them again, in a new or corrected file"
-            facts.append(("", f"{', '.join(others)}: {remedy}"))
+        facts += [("", f"{', '.join(codes)}: {remedy}") for remedy, codes in _remedies(appended).items()]
     return facts
+
+
+def _remedies(appended: "AppendResult") -> dict[str, list[str]]:
+    """What to do about refused rows, with the reasons that it is about."""
+    found: dict[str, list[str]] = {}
+    for code in sorted(appended.entry.quarantined):
+        remedy = "fix these rows at the source and land them again, in a new or corrected file"
+        if "[tables." in appended.examples.get(code, ""):  # the example says which setting
+            again = "land the rows again, in a new file" if code in _UNTRIED else _REPLAY
+            remedy = f"set that, then {again}"
+        found.setdefault(_REMEDIES.get(code, remedy), []).append(code)
+    return found
 
 
 def quarantined_rows(appended: "AppendResult") -> str:

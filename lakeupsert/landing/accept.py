@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.config import Reading
+from lakeupsert.config import Reading, of_table
 from lakeupsert.landing.files import (
     Reader,
     check_unchanged,
@@ -58,7 +58,7 @@ from lakeupsert.table.spec import DELETE_FLAG, HAS, PLACE, TableSpec
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
-_LONGEST_REASON = 200
+_LONGEST_REASON = 400
 _KEY_ALONE = ' A delete that brings its key alone needs `key_scope = "table"`.'
 _DAY = 86_400_000_000
 _UNREADABLE = (
@@ -82,11 +82,13 @@ class RowRules:
     """The spec whose rules rows must pass, and the batch's receipt stamp ``received_at`` in microseconds UTC.
 
     ``clock_ahead``: as in the batch's ledger entry.
+    ``table``: the table's name in the configuration, for reasons that name a setting.
     """
 
     spec: TableSpec
     received_at: int
     clock_ahead: int = 0
+    table: str = "…"
 
 
 @dataclass(frozen=True)
@@ -185,12 +187,14 @@ def _file_order(path: str, rules: RowRules) -> dict[str, pa.Array]:
 
 
 class _Refusals:
-    """Why rows of a block are refused. The first reason that is added for a row stays."""
+    """Why rows of a block are refused. The first reason that is added for a row counts; faults of other values are told, too."""
 
-    def __init__(self, block: Block, path: str) -> None:
+    def __init__(self, block: Block, path: str, table: str) -> None:
         self._block = block
         self._path = path
+        self._table = table
         self._reasons: dict[int, tuple[Reason, str]] = {}
+        self._faulty: dict[int, set[str]] = {}  # columns by row
         self.refused = np.zeros(len(block.places), bool)
 
     def add(self, code: Reason, mask: Mask, reason: str) -> None:
@@ -202,10 +206,15 @@ class _Refusals:
         """Refuse these rows for the value that each has in one column. ``hint``: what to do if it is text."""
         if name not in set(self._block.names):  # no row has it
             self.add(code, mask, f"Column {name!r} {what}.")
-        elif rows := self._mark_refused(mask):
+        else:
+            self._mark_refused(mask)
+            rows = [row for row in np.flatnonzero(mask).tolist() if name not in self._faulty.get(row, ())]
             for row, value in zip(rows, self._block.originals(name, rows), strict=True):
-                about = f" {hint}" if hint and isinstance(value, str) else ""
-                self._reasons[row] = code, f"Column {name!r}: {_shorten(value)} {what}.{about}"
+                first, before = self._reasons.get(row, (code, ""))
+                about = f" {hint}" if hint and isinstance(value, str) and hint not in before else ""
+                text = f"Column {name!r}: {_shorten(value)} {what}.{about}"
+                self._reasons[row] = first, f"{before} {text}".lstrip()
+                self._faulty.setdefault(row, set()).add(name)
 
     def add_meanings(self, name: str, meanings: Mapping[int, str]) -> None:
         """Refuse rows with an ambiguous value in a column, see `Block.ambiguous`."""
@@ -213,6 +222,7 @@ class _Refusals:
         mask[list(meanings)] = True
         for row in self._mark_refused(mask):
             self._reasons[row] = "ambiguous_date", f"Column {name!r}: {meanings[row]}."
+            self._faulty.setdefault(row, set()).add(name)
 
     def _mark_refused(self, mask: Mask) -> list[int]:
         """Mark rows as refused, and return those that were not refused before."""
@@ -236,7 +246,12 @@ class _Refusals:
             refused.append((code, one.reason, one.place, one.line, raw, None))
         refused.sort(key=operator.itemgetter(2))
         codes, reasons, *others = zip(*refused, strict=True) if refused else [()] * 6
-        columns = codes, [reason[:_LONGEST_REASON] for reason in reasons], [self._path] * len(refused), *others
+        columns = (
+            codes,
+            [of_table(reason, self._table)[:_LONGEST_REASON] for reason in reasons],
+            [self._path] * len(refused),
+            *others,
+        )
         arrays = [pa.array(values, field.type) for values, field in zip(columns, _QUARANTINED, strict=True)]
         return pa.Table.from_arrays(arrays, schema=_QUARANTINED)
 
@@ -249,7 +264,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     """
     spec, count = rules.spec, len(block.places)
     block = under_table_names(block, spec)
-    refusals = _Refusals(block, path)
+    refusals = _Refusals(block, path, rules.table)
     if missing:
         names = ", ".join(sorted(missing))
         own = [block.name_in_file(name) for name in block.names]

@@ -83,6 +83,7 @@ class Survey:
         dominant_types: the type of most values of each text column whose type was inferred.
         own: the file's own name of each column that `aliases` rename.
         rowless: it has messages of an envelope, and none with a row.
+        flaw: as in `blocks.Columns`.
     """
 
     path: str
@@ -96,6 +97,7 @@ class Survey:
     dominant_types: dict[str, DominantType] = dataclasses.field(default_factory=dict)
     own: dict[str, str] = dataclasses.field(default_factory=dict)
     rowless: bool = False
+    flaw: str | None = None
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,7 @@ def survey(
                 dominant_types=columns.dominant_types,
                 own=columns.own,
                 rowless=columns.rowless,
+                flaw=columns.flaw,
             )
     except NotFoundError:
         return Survey(file.path, changed=True)
@@ -285,7 +288,7 @@ def _aliased_columns(columns: Columns, path: str, reading: Reading) -> Columns:
     schema = pa.schema([(new, columns.schema.field(own).type) for new, own in own_names.items()])
     dominant_types = {reading.table_name_of(own): one for own, one in columns.dominant_types.items()}
     renamed = {new: own for new, own in own_names.items() if new != own}
-    return Columns(schema, dominant_types, renamed, columns.rowless)
+    return Columns(schema, dominant_types, renamed, columns.rowless, columns.flaw)
 
 
 def _own_names(path: str, names: Iterable[str], reading: Reading) -> dict[str, str]:

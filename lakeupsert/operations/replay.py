@@ -121,7 +121,9 @@ def _plan(table: OpenTable, ground: Ground, known: TableSpec, files: Sequence[Re
         spec, warnings = plan_spec(table, known, fit)
         warnings += [f"rows of {one.path!r} stay quarantined: {one.reason}" for one in unfit_files(spec, new)]
         job = replace(
-            job, rules=RowRules(spec, ground.received_at, ground.clock_ahead), spec_version=ground.version_of(spec)
+            job,
+            rules=RowRules(spec, ground.received_at, ground.clock_ahead, table.name),
+            spec_version=ground.version_of(spec),
         )
     return _Plan(job, files, renames, tuple(warnings))
 

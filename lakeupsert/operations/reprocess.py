@@ -406,7 +406,7 @@ def _job(
         store=table.store,
         inputs=tuple(replace(i, row_groups=groups.get(i.path)) for i in inputs),
         reading=reading,
-        rules=RowRules(spec, entry.received_at, entry.clock_ahead),
+        rules=RowRules(spec, entry.received_at, entry.clock_ahead, table.name),
         batch_id=entry.batch_id,
         spec_version=entry.spec_version,
         start=start,

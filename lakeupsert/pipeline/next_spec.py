@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from lakeupsert.config import Reading, rename_aliases, toml_aliases, toml_key
 from lakeupsert.engine.reports import FileFailed, FileRead, Report
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import Survey, line_of
 from lakeupsert.landing.formats.dates import is_dated
 from lakeupsert.landing.formats.dominant import DominantType, combine
@@ -84,7 +84,7 @@ def fruitless_files(
         without, _ = plan_spec(
             table, known, [replace(s, dominant_types={}) for s in planned if s.path not in fruitless]
         )
-    except ConfigurationError:
+    except (ConfigurationError, RefusedError):
         return []
     same = without is spec or msgspec.structs.replace(without, table_id=spec.table_id, requires=spec.requires) == spec
     return [] if same else fruitless
@@ -196,15 +196,22 @@ def _first_spec(
 ) -> tuple[TableSpec, list[str]]:
     """The spec of a new table, and warnings."""
     declaration = table.declaration
-    fields = [pa.field(*one) for one in known_types(declaration, observed, given).items()]
+    flaws = [f"{table.landing.uri(s.path)}, {s.flaw}".rstrip(".") for s in surveys if s.flaw is not None]
+    try:
+        fields = [pa.field(*one) for one in known_types(declaration, observed, given).items()]
+    except ConfigurationError:
+        _refuse_without_rows(table, flaws)
+        raise
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
     if not fields and not later and table.settings.read.envelope:
         raise ConfigurationError(
             "no-envelope",
             f"No readable file of table {table.name!r} holds a row in the envelope that `read.envelope` names, "
-            f"{table.settings.read.envelope}. Nothing was committed.",
+            f"{table.settings.read.envelope}.{f' The first is {flaws[0]}.' if flaws else ''} Nothing was committed.",
             next=f"correct `envelope` in [tables.{table.name}.read], or leave it out if the rows are not wrapped",
         )
+    if not fields:
+        _refuse_without_rows(table, flaws)
     if not fields:  # files without a line have no columns: only the given ones are known
         fields, later = later, []
     spec = declaration.new_spec(pa.schema(fields), later)
@@ -234,6 +241,17 @@ def _first_spec(
         *_delete_values_without_effect(table, spec, surveys),
     ]
     return spec, warnings
+
+
+def _refuse_without_rows(table: OpenTable, flaws: Sequence[str]) -> None:
+    """Refuse files of which no record can be read; ``flaws`` are the first ones of such files."""
+    if flaws:
+        raise RefusedError(
+            "no-readable-file",
+            f"Table {table.name!r} can't be created: no landing file has a row that can be read. The first is {flaws[0]}. "
+            "Nothing was committed.",
+            next="correct or remove these files, or the settings that say how they are read, then run `lakeupsert run` again",
+        )
 
 
 def _text_by_few(

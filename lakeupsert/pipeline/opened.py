@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from lakeupsert import clock, tracing
-from lakeupsert.config import TableSettings, is_remote
+from lakeupsert.config import TableSettings, is_remote, of_table
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, Standing
 from lakeupsert.events import Event, Sink
 from lakeupsert.landing.table_logs import TableLog, log_in
@@ -478,6 +478,7 @@ class OpenTable:
         ``since`` are earlier `tries`; ``named``: the standing names the table. What can't be read is left out, since the error
         itself matters more.
         """
+        error.message, error.next = of_table(error.message, self.name), of_table(error.next, self.name)
         committed: int | None = None
         seen = self._snapshot
         certain, published = True, False

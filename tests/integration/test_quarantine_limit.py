@@ -84,7 +84,7 @@ def test_no_floor_in_the_first_batch(again: bool, tmp_path: Path) -> None:
 def test_malformed_rows_make_no_table(tmp_path: Path) -> None:
     feed = Feed(tmp_path)
     feed.land("1.csv", "a,2020-01-01,1,1\nb,2020-01-01,1,1\n")
-    assert feed.refused() == "quarantine-limit"
+    assert feed.refused() == "no-readable-file"
     assert not feed.table.exists()
 
 

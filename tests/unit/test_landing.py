@@ -78,7 +78,7 @@ class Landing:
         """Accepted rows as one table, quarantined rows as dicts."""
         found = list(read_rows(self.store, file, Reading(), RowRules(spec, RECEIVED)))
         quarantined = [row for rows in found for row in rows.quarantined.to_pylist()]
-        assert all(row["file"] == file.path and 0 < len(row["reason"]) <= 200 for row in quarantined)
+        assert all(row["file"] == file.path and 0 < len(row["reason"]) <= 400 for row in quarantined)
         accepted = [rows.accepted for rows in found]
         return (pa.concat_tables(accepted) if accepted else None), quarantined
 

@@ -359,12 +359,14 @@ class Columns:
         dominant_types: the type of most values of each column whose type was inferred.
         own: the file's own name of each column that `aliases` rename.
         rowless: the file has messages of an envelope, and no message of it has a row.
+        flaw: why the first record of a text file without a row can't be read, with its line.
     """
 
     schema: pa.Schema
     dominant_types: dict[str, DominantType] = field(default_factory=dict)
     own: dict[str, str] = field(default_factory=dict)
     rowless: bool = False
+    flaw: str | None = None
 
 
 def check_names(path: str, names: Sequence[str]) -> None:

@@ -25,7 +25,9 @@ _BOM = b"\xef\xbb\xbf"
 _LF, _CR = b"\n\r"
 
 
-_MISQUOTED = "Text follows a closing quote. If a backslash stands before quotes in the text, set `escape` under [read]."
+_MISQUOTED = (
+    "Text follows a closing quote. If a backslash stands before quotes in the text, set `escape` under [tables.….read]."
+)
 _SEP_LINE = re.compile(rb"(?i)sep=([^\r\n])(?:\r\n|\n|\r)")
 """The first line of CSV that Excel reads everywhere: it names the delimiter."""
 

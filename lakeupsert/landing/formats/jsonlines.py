@@ -6,6 +6,7 @@ null for that.
 """
 
 import gc
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
@@ -57,6 +58,8 @@ class _Number(str):
     __slots__ = ()
 
 
+_NAN = re.compile(rb"[:\[,]\s*-?(?:NaN|Infinity)\b")
+_NO_NUMBER = ". NaN and Infinity are not JSON: the program that writes the file must write null or text for them."
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _decode = msgspec.json.Decoder(float_hook=_Number).decode
 _encode = msgspec.json.Encoder(enc_hook=lambda number: msgspec.Raw(str.encode(number))).encode
@@ -130,11 +133,11 @@ def schema_of(
     """The columns of all objects, in the order in which they first appear. Types that are not given are inferred."""
     types: dict[str, pa.DataType] = {}
     dominant_types: dict[str, DominantType | None] = {}
-    skipped = malformed = False
+    skipped, malformed = False, list[MalformedRecord]()
     given = given_types(known, text_columns)
     for block in _blocks(source, file, reading):
         skipped |= bool(block.skipped)
-        malformed |= bool(block.malformed)
+        malformed = malformed or [*block.malformed[:1]]
         for name in block.names:
             fixed = given(name)
             if name not in types:
@@ -149,7 +152,8 @@ def schema_of(
                 more = _dominant(values, type_, block.places, file.path)
                 dominant_types[name] = dominant.combine(dominant_types.get(name), more)
     found = {name: one for name, one in dominant_types.items() if one}
-    return Columns(pa.schema(list(types.items())), found, rowless=skipped and not types and not malformed)
+    flaw = f"line {malformed[0].line}: {malformed[0].reason}" if malformed and not types else None
+    return Columns(pa.schema(list(types.items())), found, rowless=skipped and not types and not malformed, flaw=flaw)
 
 
 def open_blocks(
@@ -225,7 +229,7 @@ def decode_each(
                 continue
             reason = "Not a JSON object."
         except _NOT_JSON as e:
-            row, reason = None, f"Not JSON: {e}"
+            row, reason = None, f"Not JSON: {e}{_NO_NUMBER if _NAN.search(text) else ''}"
         except NoEnvelopeError as e:
             row, reason = None, str(e)
             truncates |= {i} if isinstance(e, TruncateError) else set()

@@ -123,7 +123,10 @@ def schema_of(
     types = {name: given(name) or pa.null() for name in names}
     unknown = [name for name in names if given(name) is None]
     dominant_types: dict[str, DominantType | None] = {}
+    rows, malformed = 0, list[MalformedRecord]()
     for block in _blocks(chain(first, pieces), names, unknown, file, dialect) if unknown else ():
+        rows += len(block.places)
+        malformed = malformed or [*block.malformed[:1]]
         for name in unknown:
             written, type_ = block.columns[name], pa.string()
             text = with_points(written) if block.decimal_comma else written
@@ -132,7 +135,9 @@ def schema_of(
                 types[name] = unify(types[name], type_, typed=False)
             more = dominant.from_text(text, type_, FROM_TEXT, block.places, file.path, written)
             dominant_types[name] = dominant.combine(dominant_types.get(name), more)
-    return Columns(pa.schema(list(types.items())), {name: one for name, one in dominant_types.items() if one})
+    found = {name: one for name, one in dominant_types.items() if one}
+    flaw = f"line {malformed[0].line}: {malformed[0].reason}" if malformed and not rows else None
+    return Columns(pa.schema(list(types.items())), found, flaw=flaw)
 
 
 def open_blocks(
