@@ -13,14 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.arrow import add_ranks
+from lakeupsert.engine.merge import AGE
 from lakeupsert.engine.placing import HASH, is_among_hashes, with_column
 from lakeupsert.engine.resolve import TIES, rank
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.landing.adopted import stream_adopted
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.buckets import key_hashes
-from lakeupsert.rows.columns import combine_columns, mark_carried
-from lakeupsert.rows.datafiles import Near, stream_file
+from lakeupsert.rows.columns import combine_columns, mark_carried, parts_of, put_counting_first
+from lakeupsert.rows.datafiles import Near, align, stream_file
 from lakeupsert.rows.floor import PARTITION, is_among
 from lakeupsert.rows.rank import sort_by_key, sortable
 from lakeupsert.storage import ObjectStore
@@ -76,7 +77,8 @@ def carried_rows(store: ObjectStore, spec: TableSpec, leaving: Leaving) -> Rows:
             hashed = block.append_column(HASH, pa.array(key_hashes(block, spec)))
             tables.append(block.filter(pa.array(is_among_hashes(hashed, hashes))))
     found = rank(pa.concat_tables(tables), spec)
-    combined = combine_columns(found.rows, spec, found.order, found.wins, TIES)
+    order = put_counting_first(found.rows, spec, found.order, found.wins, AGE)
+    combined = combine_columns(found.rows, spec, order, found.wins, TIES)
     rows = combined.rows.take(pa.array(combined.chosen))
     rows = rows.filter(pc.invert(rows[DELETE_FLAG]))
     rows = rows.append_column(PARTITION, pa.repeat(keys[PARTITION][0], rows.num_rows))
@@ -91,6 +93,26 @@ def carried_rows(store: ObjectStore, spec: TableSpec, leaving: Leaving) -> Rows:
     for name, type_ in ((FILE, pa.int32()), (PLACE, pa.int64())):
         rows = with_column(rows, name, pa.repeat(pa.scalar(OF_EARLIER_BATCH, type_), rows.num_rows))
     return with_column(rows, PARTITION, keys[MOVED_TO]).append_column(MOVED_FROM, keys[PARTITION])
+
+
+def as_carried(deletes: Rows, spec: TableSpec) -> Rows:
+    """Deletes, with their partition in `PARTITION` and `MOVED_TO`: nothing counts there that was stored of their keys."""
+    rows = align(
+        deletes, pa.schema([*spec.ranked_schema, *(deletes.schema.field(name) for name in (PARTITION, MOVED_TO))])
+    )
+    for name, type_ in ((FILE, pa.int32()), (PLACE, pa.int64())):
+        rows = with_column(rows, name, pa.repeat(pa.scalar(OF_EARLIER_BATCH, type_), rows.num_rows))
+    return mark_carried(rows, spec)
+
+
+def newer_parts(rows: Rows, deletes: Rows, spec: TableSpec) -> Rows:
+    """What is left of some ``rows``, of one of `carried_rows` a key, after ``deletes`` of the same keys: the records that are
+    newer, see `columns.parts_of`."""
+    both = pa.concat_tables([rows, align(deletes, rows.schema)])
+    both = with_column(both, AGE, pa.repeat(pa.scalar(0, both.schema.field(AGE).type), both.num_rows))
+    found = rank(both, spec)
+    combined = combine_columns(found.rows, spec, found.order, found.wins, TIES)
+    return parts_of(combined.rows.take(pa.array(combined.chosen)), spec)
 
 
 def _stream(store: ObjectStore, spec: TableSpec, source: Source, near: Near) -> Iterator[Rows]:

@@ -38,17 +38,18 @@ import pyarrow.compute as pc
 
 from lakeupsert import clock
 from lakeupsert.engine.attempts import all_or_raise
-from lakeupsert.engine.carry import Source
+from lakeupsert.engine.carry import Source, as_carried, newer_parts
 from lakeupsert.engine.cut import HeldPieces, write_packs
 from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.merge import AGE
-from lakeupsert.engine.placing import ALONE, HASH, NAMED, Placed, UnknownKeys, by_age, is_among_hashes, place
+from lakeupsert.engine.placing import ALONE, HASH, NAMED, NAMING, Placed, UnknownKeys, by_age, is_among_hashes, place
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.adopted import refuse_null_keys
 from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.rows.arrays import Column, Hashes, Indices, Mask, Rows
 from lakeupsert.rows.buckets import buckets, key_hashes
+from lakeupsert.rows.columns import all_named, find_naming
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import (
     POSITION,
@@ -68,7 +69,7 @@ from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, Reason, Touched
 from lakeupsert.table.manifest import Bucketed, DataFile, TombstoneFile, add_digests, share
-from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_FROM, MOVED_TO, OLDER, PLACE, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, MOVED_FROM, MOVED_TO, OLDER, PLACE, TableSpec
 
 PACK_BYTES = 64 << 20
 """A pack up to this size is read by one request for all of its files."""
@@ -91,6 +92,7 @@ FILES_A_CALL = 1 << 14
 
 _SOURCE = "_lakeupsert_source"
 _ALIVE = "_lakeupsert_alive"
+_CARRIED = "_lakeupsert_carried"
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ class Settled:
         index: the index from before the batch with all changes in it; None if it was not rewritten.
         objects: all objects that were written.
         unknown: how many deletes brought the key alone of a key that has no record.
-        refused: rows that no file has, with all their columns, by reason. `PARTITION` is what a row named, or null.
+        refused: rows that no file has, with all their columns, by reason. `PARTITION` is what a row named, or null. Those of
+            `OF_EARLIER_BATCH` are parts of rows that were stored.
     """
 
     touched: dict[str, Touched]
@@ -158,7 +161,10 @@ def key_schema(spec: TableSpec) -> pa.Schema:
 
 
 def _named(spec: TableSpec) -> list[pa.Field]:
-    return [pa.field(NAMED, pa.bool_())] if spec.mode == "columns" else []
+    if spec.mode == "rows":
+        return []
+    orders = pa.struct([(name, spec.schema.field(name).type) for name in spec.order_by])
+    return [pa.field(NAMED, pa.bool_()), pa.field(NAMING, orders)]
 
 
 def settle(
@@ -190,6 +196,7 @@ def settle(
     moved: list[Rows] = []
     moves: list[Rows] = []
     copies: list[Rows] = []
+    ended: list[Rows] = []
     folded: list[DataFile] = []
     keys = DataFileWriter(to.store, partial(TableObjects.new_keys, to.start), key_schema(spec), to.footer("keys"), ())
     with keys, _Ranges(rows) as arrived:
@@ -209,28 +216,38 @@ def settle(
                 continue
             named = partitions.take(incoming[_SOURCE].combine_chunks())
             placed = place(incoming, stored, named, spec, unknown, unreadable)
-            order, wins = sort_by_rank(placed.rows, spec, (FILE, PLACE))
-            best = placed.rows.take(order.filter(wins))
-            found = _look_up(best, stored, spec)
-            keys.write(found.changes.take(pc.sort_indices(found.changes[HASH])))
             batch.take(placed)
-            if spec.mode == "columns":  # every record counts, and `placing` knows where
+            if placed.changes is not None:  # in mode columns every record counts, and `placing` knows where
+                changes = placed.changes
                 moved += placed.left
                 moves += placed.moves
                 copies += placed.copies
+                ended += placed.ended
                 batch.place(placed.rows)
             else:
+                order, wins = sort_by_rank(placed.rows, spec, (FILE, PLACE))
+                best = placed.rows.take(order.filter(wins))
+                found = _look_up(best, stored, spec)
+                changes = found.changes
                 moved.append(found.moved)
                 batch.place(best)
                 batch.lose(placed.rows.take(order.filter(pc.invert(wins))))
                 batch.lose(found.late)
+            keys.write(align(changes.take(pc.sort_indices(changes[HASH])), key_schema(spec)))
     carried = carry(pa.concat_tables(moves)) if moves else None
     result, vectors = _drop_losers(to, touched, batch, unknown)
     for some, follows in ((moved, False), (copies, True)):
         if any(rows.num_rows for rows in some):
             rows = pa.concat_tables([rows.select(_moved_columns(spec)) for rows in some])
             result = _add_rows(to, result, rows, follows=follows)
-    if carried is not None:
+    refused = batch.refused(packs)
+    if ended and carried is not None:
+        nowhere = pc.equal(carried[PARTITION], UNPLACED)
+        orphans, carried = carried.filter(nowhere), carried.filter(pc.invert(nowhere))
+        deletes = as_carried(pa.concat_tables(ended), spec)
+        result = _add_rows(to, result, deletes, follows=True)
+        refused["unknown_key"] = _with_orphans(refused.get("unknown_key"), newer_parts(orphans, deletes, spec), spec)
+    if carried is not None and carried.num_rows:
         result = _add_rows(to, result, carried, follows=True)
     for rows in batch.placed(packs):
         result = _add_rows(to, result, rows)
@@ -243,8 +260,14 @@ def settle(
         tuple(folded) if fold else None,
         frozenset(objects),
         batch.unknown,
-        batch.refused(packs),
+        refused,
     )
+
+
+def _with_orphans(refused: Rows | None, orphans: Rows, spec: TableSpec) -> Rows:
+    schema = spec.ranked_schema.append(pa.field(PARTITION, pa.string()))
+    orphans = align(orphans.drop_columns([PARTITION]), schema)
+    return orphans if refused is None else pa.concat_tables([align(refused, schema), orphans])
 
 
 def find_refused(
@@ -328,6 +351,8 @@ def _rank(to: IndexTarget, range_: _Range, rows: Rows | None) -> _Ranked:
     """Write the record of greatest rank of every key, unless a key has a row in several partitions."""
     if rows is None:
         return _Ranked()
+    if to.spec.mode == "columns":
+        rows = _with_naming(rows, to.spec)
     order, wins = sort_by_rank(rows, to.spec, (AGE, FILE, PLACE), by=[PARTITION])
     best = rows.take(order.filter(wins))
     # When a key moves, the delete that it leaves behind has the same order.
@@ -343,11 +368,38 @@ def _rank(to: IndexTarget, range_: _Range, rows: Rows | None) -> _Ranked:
     return _Ranked(tuple(_write_index(to, range_, best.take(pc.sort_indices(best[HASH])))))
 
 
+def _with_naming(rows: Rows, spec: TableSpec) -> Rows:
+    """The records of a range that count, each with the order by which its key's partition was named last."""
+    order, wins = sort_by_rank(rows, _without_order(spec), (AGE, FILE, PLACE), by=[PARTITION])
+    rows = rows.take(order)
+    key = np.cumsum(as_mask(wins)) - 1
+    ages, since = rows[AGE].to_numpy(), np.zeros(int(key[-1]) + 1 if len(key) else 0, np.int64)
+    carried = as_mask(rows[_CARRIED])
+    np.maximum.at(since, key[carried], ages[carried])
+    counts = ages >= since[key]
+    names = rows.filter(pa.array(counts & as_mask(rows[NAMING].is_valid())))
+    last = np.full(len(since), -1)
+    if names.num_rows:
+        orders = names[NAMING].combine_chunks()
+        ranked = names
+        for name in spec.order_by:
+            at = ranked.schema.get_field_index(name)
+            ranked = ranked.set_column(at, ranked.schema.field(at), orders.field(name))
+        by_rank, first = sort_by_rank(ranked, spec, (AGE, FILE, PLACE), by=[PARTITION])
+        greatest = by_rank.filter(first).to_numpy()
+        places = np.flatnonzero(counts & as_mask(rows[NAMING].is_valid()))[greatest]
+        last[key[places]] = places
+    own = as_mask(rows[NAMED]) | (last[key] < 0)
+    found = rows[NAMING].combine_chunks().take(pa.array(last[key], mask=own))
+    at = rows.schema.get_field_index(NAMING)
+    return rows.set_column(at, rows.schema.field(at), found).filter(pa.array(counts))
+
+
 def _write_index(to: IndexTarget, range_: _Range, rows: Rows) -> list[DataFile]:
     footer = to.footer("keys", bucket=range_.bucket, bits=range_.bits)
     new_name = partial(TableObjects.new_keys, to.start)
     with DataFileWriter(to.store, new_name, key_schema(to.spec), footer, ()) as out:
-        out.write(rows)
+        out.write(align(rows, key_schema(to.spec)))
     return out.files
 
 
@@ -442,7 +494,7 @@ def _read_index(
         return pa.concat_tables(tables)
 
     base, changes = read(index), [read([file]) for file in deltas]
-    # A change is later than what it changes, and has won against it.
+    # A change is later than what it changes. It may have a lower order: that of a late delete which ends a key (`placing`).
     newer = pa.concat_tables(
         [rows.append_column(AGE, _repeat(age, pa.int32(), rows)) for age, rows in enumerate(changes, 1)]
         or [schema.append(pa.field(AGE, pa.int32())).empty_table()]
@@ -452,9 +504,13 @@ def _read_index(
     contested = is_among_hashes(base, np.unique(newer[HASH].to_numpy()))
     older = base.filter(pa.array(contested))
     both = pa.concat_tables([older.append_column(AGE, _repeat(0, pa.int32(), older)), newer])
-    order, wins = sort_by_rank(both, spec, (AGE,))
+    order, wins = sort_by_rank(both, _without_order(spec), (AGE,))
     rows = pa.concat_tables([base.filter(pa.array(~contested)), both.take(order.filter(wins)).select(schema.names)])
     return rows.take(pc.sort_indices(rows[HASH]))
+
+
+def _without_order(spec: TableSpec) -> TableSpec:
+    return msgspec.structs.replace(spec, order_by=(), ascending=(), nulls_first=())
 
 
 def _span(range_: Bucketed) -> slice:
@@ -652,7 +708,8 @@ def _source_schema(spec: TableSpec) -> pa.Schema:
         (AGE, pa.int64()),
         (PARTITION, pa.string()),
     ]
-    return pa.schema([*spec.tombstone_schema, *(pa.field(*rank) for rank in ranks), *_named(spec)])
+    carried = [pa.field(_CARRIED, pa.bool_())] if spec.mode == "columns" else []
+    return pa.schema([*spec.tombstone_schema, *(pa.field(*rank) for rank in ranks), *_named(spec), *carried])
 
 
 def _source_blocks(store: ObjectStore, spec: TableSpec, source: Source) -> Iterator[Rows]:
@@ -663,12 +720,13 @@ def _source_blocks(store: ObjectStore, spec: TableSpec, source: Source) -> Itera
         DELETE_FLAG: isinstance(file, TombstoneFile),
         AGE: source.age,
         PARTITION: source.partition,
-        NAMED: source.unsettled,
     }
     result = _source_schema(spec)
     schema = _arrived_schema(spec)
     if not source.age:
         schema = pa.schema([*spec.tombstone_schema, pa.field(POSITION, pa.int64())])
+    if spec.mode == "columns" and not source.unsettled:
+        schema = pa.schema([*schema, *(spec.base_schema.field(name) for name in (HAS, OLDER))])
     for block in stream_file(store, file, schema):
         if source.unsettled:
             refuse_null_keys(store, file, spec, block, source.partition)
@@ -677,6 +735,10 @@ def _source_blocks(store: ObjectStore, spec: TableSpec, source: Source) -> Itera
         for name, value in given.items():
             if name in result.names and name not in block.schema.names:
                 block = block.append_column(name, _repeat(value, result.field(name).type, block))
+        if spec.mode == "columns":
+            naming = all_named(block, spec) if source.unsettled else find_naming(block, spec)
+            for name, column in zip((NAMED, NAMING, _CARRIED), naming, strict=True):
+                block = block.append_column(name, pa.array(column))
         yield pa.table([block[name] for name in result.names], schema=result)
 
 

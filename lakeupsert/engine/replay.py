@@ -40,6 +40,9 @@ UNTRIED = ("unreadable_file", "malformed", "missing_column", "retyped")
 """Reasons that only another landing file can mend: the row has no columns, or lacks some that it needs, or it is a copy of a
 stored row, which may have been updated or deleted since."""
 
+STORED_ROW = "(a stored row)"
+"""Stands for the file of a record that was stored before it was refused: nobody knows from which file it came."""
+
 
 def replay_rows(
     job: AppendJob,
@@ -146,7 +149,9 @@ def _take_again(
     accepted = []
     for quarantined in _blocks(rows):
         block = _with_current_names(quarantined, job, renames_of)
-        if _has_unfit_column(block, quarantined.file, job):
+        if _has_unfit_column(block, quarantined.file, job) or (
+            quarantined.file == STORED_ROW and job.spec.order_in_name
+        ):
             continue
         taken = take(block, frozenset(), quarantined.file, job.rules)
         own, waits = taken.accepted[PLACE].to_numpy(), np.zeros(taken.accepted.num_rows, bool)

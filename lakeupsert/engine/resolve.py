@@ -18,7 +18,7 @@ import pyarrow as pa
 from lakeupsert.engine.merge import AGE, MergeTask
 from lakeupsert.rows.arrays import Indices, Mask, Rows
 from lakeupsert.rows.changes import any_per_key
-from lakeupsert.rows.columns import combine_columns
+from lakeupsert.rows.columns import combine_columns, put_counting_first
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.floor import (
     DELETED_AT,
@@ -220,8 +220,9 @@ class Columns(Rule):
         return spec.mode == "columns"
 
     def apply(self, found: Resolved) -> Resolved:
-        rows, winners, uses = combine_columns(found.rows, self._spec, found.order, found.wins, TIES)
-        return replace(found, rows=rows, winners=winners, uses=uses, payload=None)
+        order = put_counting_first(found.rows, self._spec, found.order, found.wins, AGE)
+        rows, winners, uses = combine_columns(found.rows, self._spec, order, found.wins, TIES)
+        return replace(found, rows=rows, order=order, winners=winners, uses=uses, payload=None)
 
     settle = apply
 

@@ -288,7 +288,8 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     partitions = _partitions(converted, is_delete, refusals, spec)
     _check_order(columns, is_delete, refusals, rules)
     if spec.mode == "columns":
-        columns[HAS], unordered = find_brought_columns(columns, partial(_has, block, converted, spec), spec)
+        named = as_mask(pc.not_equal(partitions, UNPLACED))
+        columns[HAS], unordered = find_brought_columns(columns, partial(_has, block, converted, spec), spec, named)
         for reason, rows in unordered.items():
             refusals.add("order_missing", rows, reason)
 

@@ -37,6 +37,7 @@ from lakeupsert.operations.recompute_sql import (
     BATCH,
     DELETED,
     HAS,
+    ORPHANED,
     PARTITION_FUNCTIONS,
     PLACE,
     VOID,
@@ -46,6 +47,7 @@ from lakeupsert.operations.recompute_sql import (
     key_columns,
     landed_value,
     literal,
+    names_partition,
     rank,
 )
 from lakeupsert.operations.recompute_text import read_text
@@ -198,6 +200,17 @@ class LandedRows:
             self._received[partition].append(_Received(number, entry.received_at, entry.retention))
         if entry.full:
             self._delete_lacking(entry.full, partitions)
+        if self._spec.naming_id is not None and self._spec.has_deletes:
+            self._db.execute(
+                ORPHANED.format(
+                    key=", ".join(map(identifier, self._spec.key)),
+                    order=rank(self._spec),
+                    names=names_partition(self._spec),
+                    deleted=DELETED,
+                    batch=BATCH,
+                    number=number,
+                )
+            )
 
     def _load_statement(self, entry: LedgerEntry, statement: Statement, partition: str) -> None:
         """Load the rows of an update or delete. They have no second reader: no other program wrote them."""
@@ -331,7 +344,7 @@ class LandedRows:
             ):
                 if code == "unreadable_file":
                     unreadable.add(path)
-                else:
+                elif place is not None:  # else it was stored
                     places.setdefault(path, []).append(place)
         return places, unreadable
 

@@ -54,6 +54,19 @@ DELETE FROM landed WHERE rowid IN (
 )
 """
 
+# Updates by the key alone that a late delete of the batch leaves without a row: the record that had named the partition is dead.
+ORPHANED = """
+DELETE FROM landed WHERE rowid IN (
+    SELECT place FROM (
+        SELECT place, {deleted}, nth, min(CASE WHEN {deleted} THEN nth END) OVER of_key AS last_delete,
+               min(CASE WHEN {names} AND NOT {deleted} THEN nth END) OVER of_key AS last_named
+        FROM (SELECT *, rowid AS place, row_number() OVER (PARTITION BY {key} ORDER BY {order}) AS nth
+              FROM landed SEMI JOIN (SELECT {key} FROM landed WHERE {batch} = {number} AND {deleted}) USING ({key}))
+        WINDOW of_key AS (PARTITION BY {key})
+    ) WHERE NOT {deleted} AND nth < last_delete AND coalesce(last_named > last_delete, true)
+)
+"""
+
 
 def import_duckdb() -> ModuleType:
     """Import DuckDB, or raise ConfigurationError if it is not installed."""
@@ -107,7 +120,7 @@ def winners(spec: TableSpec, key: str) -> str:
     unique, partition, sources = key, [], {source for one in spec.partition_from for source in one.sources}
     if spec.key_scope == "table":  # that of the greatest record that names one
         unique = ", ".join(map(identifier, spec.key))
-        names = " AND ".join(f"{identifier(c)} IS NOT NULL" for c in spec.partition_by)
+        names = names_partition(spec)
         partition = [
             f"arg_min({identifier(c)}, {NTH}_0) FILTER ({names} AND NOT {DELETED}) AS {identifier(c)}"
             for c in spec.partition_by
@@ -132,6 +145,11 @@ def winners(spec: TableSpec, key: str) -> str:
         f"SELECT {unique}, {', '.join(columns)} FROM (SELECT *, {', '.join(ranks)} FROM landed) "
         f"GROUP BY {unique} HAVING NOT arg_min({DELETED}, {NTH}_0)"
     )
+
+
+def names_partition(spec: TableSpec) -> str:
+    """Whether a row names its partition, in SQL."""
+    return " AND ".join(f"{identifier(column)} IS NOT NULL" for column in spec.partition_by)
 
 
 def key_columns(spec: TableSpec) -> list[str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,7 +27,7 @@ from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.keyindex import IndexTarget, find_refused, rebuild_index, settle
 from lakeupsert.engine.placing import WHY_REFUSED, UnknownKeys
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
-from lakeupsert.engine.replay import read_again
+from lakeupsert.engine.replay import STORED_ROW, read_again
 from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.landing.formats.blocks import ArrowBlock
 from lakeupsert.landing.partitions import UNPLACED
@@ -41,7 +42,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import KeyIndex, LedgerEntry, Reason, Touched
 from lakeupsert.table.manifest import DataFile
-from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, FILE, OF_EARLIER_BATCH, PLACE, TableSpec
 
 log = logging.getLogger(__name__)
 
@@ -228,7 +229,7 @@ def _with_refused(to: IndexTarget, batch: SettledBatch, refused: Mapping[Reason,
     entry = batch.entry
     with QuarantineWriter(to.store, to.start, to.footer("quarantine")) as out:
         for reason, rows in refused.items():
-            for table in _as_quarantined(to, entry, rows) if entry.replayed else _as_landed(entry, rows, to.spec):
+            for table in _as_refused(to, entry, rows):
                 count = table.num_rows
                 columns = dict(zip(table.schema.names, table.columns, strict=True))
                 columns |= {"reason_code": pa.repeat(reason, count), "reason": pa.repeat(WHY_REFUSED[reason], count)}
@@ -236,12 +237,22 @@ def _with_refused(to: IndexTarget, batch: SettledBatch, refused: Mapping[Reason,
     reports = out.reports()
     counts: Counter[str] = Counter(entry.quarantined)
     counts.update({reason: rows.num_rows for reason, rows in refused.items()})
+    orphans = sum(int(np.sum(rows[FILE].to_numpy() == OF_EARLIER_BATCH)) for rows in refused.values())
     entry = msgspec.structs.replace(
         entry,
+        rows_read=entry.rows_read + orphans,
+        orphans=orphans,
         quarantined=dict(sorted(counts.items())),
         quarantine=(*entry.quarantine, *(report.file for report in reports)),
     )
     return SettledBatch(entry, batch.objects | {report.file.name for report in reports}, reports[0].examples)
+
+
+def _as_refused(to: IndexTarget, entry: LedgerEntry, rows: Rows) -> Iterator[Rows]:
+    stored = pc.equal(rows[FILE], OF_EARLIER_BATCH)
+    landed = rows.filter(pc.invert(stored))
+    yield from _as_quarantined(to, entry, landed) if entry.replayed else _as_landed(entry, landed, to.spec)
+    yield from _as_landed(entry, rows.filter(stored), to.spec)
 
 
 def _as_quarantined(to: IndexTarget, entry: LedgerEntry, rows: Rows) -> Iterator[Rows]:
@@ -279,10 +290,11 @@ def _as_landed(entry: LedgerEntry, rows: Rows, spec: TableSpec) -> Iterator[Rows
             operations = [rule.values[0] if dies else upsert for dies in deletes.tolist()]
             columns[rule.column] = pa.array(operations, pa.string())
         block = ArrowBlock(columns, some[PLACE].to_numpy())
+        is_stored = number == OF_EARLIER_BATCH
         yield pa.table(
             {
-                "file": pa.repeat(entry.files[number].path, count),
-                "position": some[PLACE],
+                "file": pa.repeat(STORED_ROW if is_stored else entry.files[number].path, count),
+                "position": pa.nulls(count, pa.int64()) if is_stored else some[PLACE],
                 "line": pa.nulls(count, pa.int64()),
                 "raw": pa.array(block.raw(range(count)), pa.string()),
                 "arrow": pa.array(block.arrow(range(count)), pa.binary()),

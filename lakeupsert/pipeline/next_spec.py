@@ -26,7 +26,7 @@ from lakeupsert.rows.convert import texts_like
 from lakeupsert.storage import ObjectReader
 from lakeupsert.table.evolution import evolve, is_retypable, nearest_name
 from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.spec import ENDED_KEYS, TableSpec
 from lakeupsert.table.types import normalize, same_values, type_name, widen
 
 
@@ -49,6 +49,8 @@ def plan_spec(
     new = known_types(table.declaration, {name: type_ for name, type_ in observed.items() if name not in own}, given)
     fields = [(name, (grown | new)[name]) for name in observed if name in grown or name in new]
     spec = evolve(known, pa.schema([*fields, *((name, type_) for name, type_ in given.items() if name in own)]))
+    if spec.naming_id is not None:
+        spec = spec.requiring(ENDED_KEYS)  # a table of an earlier lakeupsert
     warnings = [
         *open_parts(table.declaration, observed, given, own, ahead=ahead),
         *_renamed_at_the_source(table, known, spec, surveys),

@@ -17,8 +17,9 @@ from lakeupsert.table.ledger import LedgerEntry
 
 def refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry, examples: Mapping[str, str]) -> None:
     """Raise RefusedError if the batch has more refused rows than allowed. ``examples``: one of them for each reason."""
-    unreadable = entry.quarantined.get("unreadable_file", 0)  # one row for each such file
-    refused, rows = entry.rows_quarantined - unreadable, entry.rows_read - unreadable
+    # One row for each unreadable file, and rows that were stored.
+    others = entry.quarantined.get("unreadable_file", 0) + entry.orphans
+    refused, rows = entry.rows_quarantined - others, entry.rows_read - others
     is_first = _is_first(table, ground)
     if table.settings.within_limit(refused, rows, is_first=is_first):
         return

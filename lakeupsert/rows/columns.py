@@ -8,8 +8,12 @@ A stored row holds the values and the parts that they come from: `HAS` lists the
 `OLDER` lists the other parts with their orders. No two parts of a row share a column. So their order of arrival no longer
 matters, and a late record can be compared with exactly the part that it would replace.
 
-A row that followed its key from another partition is carried: it has all that was known of the key. What its new partition had of
-the key before counts no more: the delete that an earlier move left there.
+A row that followed its key from another partition is carried: it has all that was known of the key. What its new partition had
+of the key before counts no more: the delete that an earlier move left there. A delete is carried if what was stored is in
+quarantine: updates by the key alone that are newer than the delete, which killed the record that had named their partition.
+
+If keys are unique in the whole table, one more bit of `HAS` says that a record named its partition. It is combined as a column
+is, so a row knows by which order its partition was named.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +26,7 @@ import pyarrow.compute as pc
 from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.rank import sort_key, sortable
-from lakeupsert.table.spec import DELETE_FLAG, HAS, OLDER, Ordering, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, HAS, NAMED_PARTITIONS, OLDER, Ordering, TableSpec
 
 _CARRIED = 0
 """The bit of `HAS` that marks carried rows: field ids count from 1."""
@@ -43,15 +47,17 @@ class CombinedRows(NamedTuple):
 
 
 def find_brought_columns(
-    columns: Mapping[str, Column], has: Callable[[str], Mask], spec: TableSpec
+    columns: Mapping[str, Column], has: Callable[[str], Mask], spec: TableSpec, named: Mask | None = None
 ) -> tuple[pa.Array, dict[str, Mask]]:
     """`HAS` of n records, and the records that must be refused, by reason.
 
     ``has`` returns which records have a column. A record does not bring a group in which its ordering columns are null. In a
-    table without groups, null is an order like any other.
+    table without groups, null is an order like any other. ``named``: which records name their partition; None: all.
     """
     n = len(next(iter(columns.values())))
     bits = np.zeros((n, spec.last_field_id + 1), bool)
+    if spec.naming_id is not None:
+        bits[:, spec.naming_id] = True if named is None else named
     refused: dict[str, Mask] = {}
     for ordering, ids in spec.columns_of:
         orders = [o.column for o in ordering]
@@ -95,11 +101,71 @@ def brought_columns(rows: Rows, spec: TableSpec) -> Iterator[tuple[list[str], Ro
 
 
 def mark_carried(rows: Rows, spec: TableSpec) -> Rows:
-    """Stored rows as rows that their keys carry to another partition."""
-    encoded = rows[HAS].combine_chunks().dictionary_encode()
+    """Stored rows as rows that their keys carry to another partition, or deletes as such that all before them counts no more."""
+    encoded = pc.fill_null(rows[HAS].combine_chunks(), b"").dictionary_encode()
     bits = _unpack(encoded.dictionary, spec.last_field_id + 1)
     bits[:, _CARRIED] = True
     return rows.set_column(rows.schema.get_field_index(HAS), rows.schema.field(HAS), _pack(bits).take(encoded.indices))
+
+
+def find_naming(rows: Rows, spec: TableSpec) -> tuple[Mask, pa.StructArray, Mask]:
+    """Which of these rows named their partition by their own order; for each row the order by which that was done last, null
+    if it is not known; and which rows are carried.
+
+    In a table of an earlier lakeupsert, a part that did is perhaps not the last one: older rows do not say it.
+    """
+    n, lists = rows.num_rows, rows[OLDER].combine_chunks()
+    within = lists.flatten()
+    has = pa.concat_arrays([rows[HAS].combine_chunks(), within.field("has")])
+    encoded = pc.fill_null(has, b"").dictionary_encode()
+    named = _unpack(encoded.dictionary, spec.last_field_id + 1)[:, spec.naming_id][encoded.indices.to_numpy()]
+    named[:n] &= ~as_mask(rows[DELETE_FLAG])
+    source = np.full(n, -1)
+    if NAMED_PARTITIONS in spec.requires:
+        source[lists_parents(lists)[named[n:]]] = n + np.flatnonzero(named[n:])
+    source[named[:n]] = np.flatnonzero(named[:n])
+    orders = [
+        pa.concat_arrays([rows[name].combine_chunks(), within.field(f"o{i}")]).take(pa.array(np.maximum(source, 0)))
+        for i, name in enumerate(spec.order_by)
+    ]
+    last = pa.StructArray.from_arrays(orders, names=list(spec.order_by), mask=pa.array(source < 0))
+    return named[:n], last, _find_carried(rows, spec)
+
+
+def all_named(rows: Rows, spec: TableSpec) -> tuple[Mask, pa.StructArray, Mask]:
+    """What `find_naming` returns for adopted rows, which are in the partition that each of them names."""
+    orders = [rows[name].combine_chunks() for name in spec.order_by]
+    none = np.zeros(rows.num_rows, bool)
+    return ~none, pa.StructArray.from_arrays(orders, names=list(spec.order_by)), none
+
+
+def lists_parents(lists: pa.ListArray) -> Indices:
+    """For each value within some lists, the place of its list."""
+    return np.repeat(np.arange(len(lists)), pc.fill_null(pc.list_value_length(lists), 0).to_numpy())
+
+
+def parts_of(rows: Rows, spec: TableSpec) -> Rows:
+    """Combined rows as records: each part that is no delete, with what it brings in `HAS` and its order."""
+    lists = rows[OLDER].combine_chunks()
+    within = lists.flatten()
+    some = np.flatnonzero(as_mask(within.field("has").is_valid()))
+    older = rows.take(pa.array(lists_parents(lists)[some]))
+    values = {HAS: within.field("has"), **{name: within.field(f"o{i}") for i, name in enumerate(spec.order_by)}}
+    for name, column in values.items():
+        at = older.schema.get_field_index(name)
+        older = older.set_column(at, older.schema.field(at), column.take(pa.array(some)))
+    return pa.concat_tables([rows, older])
+
+
+def put_counting_first(rows: Rows, spec: TableSpec, order: Indices, wins: Mask, age: str) -> Indices:
+    """``order`` with those rows of a key at its end that came before a carried row: they count no more, whatever their order."""
+    if not _find_carried(rows, spec).any():
+        return order
+    of_key = np.cumsum(wins) - 1
+    keys = np.empty(rows.num_rows, np.int64)
+    keys[order] = of_key
+    counting = _find_counting(rows, spec, keys, age)
+    return order[np.lexsort((np.arange(len(order)), ~counting[order], of_key))]
 
 
 def combine_columns(rows: Rows, spec: TableSpec, order: Indices, wins: Mask, ties: Sequence[str]) -> CombinedRows:
@@ -116,14 +182,23 @@ def combine_columns(rows: Rows, spec: TableSpec, order: Indices, wins: Mask, tie
     meet = (np.bincount(key_of, minlength=len(tops)) > 1) & ~deleted[tops]
     uses = np.zeros(rows.num_rows, bool)
     uses[tops] = True
-    if not meet.any():
-        return CombinedRows(rows, tops, uses)
-    some = np.flatnonzero(meet[key_of] & _find_counting(rows, spec, key_of, ties[0]))
-    number = np.cumsum(meet) - 1
-    merged, of_some = _merge_parts(rows.take(some), spec, number[key_of[some]], ties)
-    uses[some] |= of_some
-    chosen = np.where(meet, rows.num_rows + number, tops)
-    return CombinedRows(pa.concat_tables([rows, merged]), chosen, uses)
+    carries: Mask = np.zeros(len(tops), bool)
+    carries[key_of[_find_carried(rows, spec)]] = True
+    made, chosen = [rows], tops
+    if meet.any():
+        some = np.flatnonzero(meet[key_of] & _find_counting(rows, spec, key_of, ties[0]))
+        number = np.cumsum(meet) - 1
+        merged, of_some = _merge_parts(rows.take(some), spec, number[key_of[some]], ties)
+        uses[some] |= of_some
+        chosen = np.where(meet, rows.num_rows + number, tops)
+        made.append(merged)
+    result = pa.concat_tables(made)
+    if carries.any():  # incoming rows are combined before they meet the stored ones, which do not count
+        carried = mark_carried(result.take(pa.array(chosen[carries])), spec)
+        chosen = chosen.copy()
+        chosen[carries] = result.num_rows + np.arange(carried.num_rows)
+        result = pa.concat_tables([result, carried])
+    return CombinedRows(result, chosen, uses)
 
 
 def columns_by_record(rows: Rows, spec: TableSpec, ties: Sequence[str]) -> list[list[str]]:
@@ -179,10 +254,12 @@ def _merge_parts(rows: Rows, spec: TableSpec, keys: Indices, ties: Sequence[str]
             tops, newest[ranked] = top, np.arange(len(ranked))
             deletes = parts.first(ranked, parts.deletes[ranked])
             kept_delete[deletes[deletes >= 0]] = True
-        for name, id_ in ids.items():
+        hidden = {} if number or spec.naming_id is None else {"": spec.naming_id}
+        for name, id_ in {**ids, **hidden}.items():
             won = parts.find_source(id_, ranked)
             alive = won >= 0
-            values[name] = rows[name].take(pa.array(np.where(alive, parts.row[won], 0), mask=~alive))
+            if name:
+                values[name] = rows[name].take(pa.array(np.where(alive, parts.row[won], 0), mask=~alive))
             bits[:, id_] = alive & (won == top)
             older[won[alive & (won != top)], id_] = True
             uses[parts.row[won[alive]]] = True
@@ -242,7 +319,8 @@ class _Parts:
     def rank(self, number: int, ordering: Sequence[Ordering], ids: Mapping[str, int], ties: Sequence[str]) -> Indices:
         """The parts that have a rank in group ``number``, by key, greatest rank first. In group 0, the row's own order, every
         record has a rank."""
-        brings_one: Mask = np.any(self._bits[:, list(ids.values())], axis=1)
+        naming = [] if number or self._spec.naming_id is None else [self._spec.naming_id]
+        brings_one: Mask = np.any(self._bits[:, [*ids.values(), *naming]], axis=1)
         has = brings_one[self._codes] | self.deletes
         some = np.flatnonzero(has | (self._depth == 0)) if number == 0 else np.flatnonzero(has)
         columns = {"key": pa.array(self._keys[some])}

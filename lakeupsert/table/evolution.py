@@ -17,7 +17,9 @@ from pyarrow.types import is_date, is_timestamp
 from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.table.spec import (
+    ENDED_KEYS,
     FIELD_ID,
+    NAMED_PARTITIONS,
     RESERVED,
     ColumnGroup,
     DeleteRule,
@@ -89,6 +91,8 @@ def create(  # many parameters, because a spec fixes that many settings; each is
         "versions": versions,
         "key_scope": key_scope == "table",
         "carried_rows": key_scope == "table" and mode == "columns",
+        NAMED_PARTITIONS: key_scope == "table" and mode == "columns",
+        ENDED_KEYS: key_scope == "table" and mode == "columns",
         "no_partition_columns": not partitions,
         "hash_partitions": any(p.function == "bucket" for p in partitions),
     }

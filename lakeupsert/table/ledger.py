@@ -219,6 +219,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
             of an earlier lakeupsert.
         keys: what the batch changes in the key index, if keys are unique across partitions.
         unknown_deletes: how many deletes brought the key alone, of keys that no record had come for.
+        orphans: how many of the quarantined rows were stored: updates by the key alone, of which a late delete left no row. They
+            count in ``rows_read``.
         snapshot: the newest snapshot that the writer saw; None if there was none. If the newest snapshot is older than this one,
             newer ones were lost.
         skipped: messages of its files that hold no row, by their kind, for example ``tombstone``. They are not in ``rows_read``.
@@ -250,6 +252,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[DataFile, ...] = ()
     index: KeyIndex | None = None
     unknown_deletes: int = 0
+    orphans: int = 0
     snapshot: int | None = None
     skipped: dict[str, int] = {}
     host: ChosenHost | None = None
@@ -312,7 +315,7 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
         wrong.append(f"kind {new.kind} with fence {new.fence}")
     if new.replayed and (new.kind != "batch" or new.files):
         wrong.append(f"kind {new.kind} with {len(new.files)} landing files replays quarantined rows")
-    if new.replayed and new.rows_read != sum(f.rows for f in new.replayed):
+    if new.replayed and new.rows_read != sum(f.rows for f in new.replayed) + new.orphans:
         wrong.append(f"{new.rows_read} rows read, {sum(f.rows for f in new.replayed)} in what it replays")
     if new.statement is not None and (new.kind != "batch" or new.files or new.replayed or new.full or new.quarantined):
         wrong.append(f"kind {new.kind} is a statement and has {len(new.sources)} other sources or refused rows")

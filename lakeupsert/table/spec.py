@@ -48,6 +48,10 @@ STATEMENTS = "statements"
 """The feature of tables that an `update` or `delete` has changed."""
 REPLACING_EXTRACTS = "replacing_extracts"
 """The feature of tables in which a full extract has replaced everything before it."""
+NAMED_PARTITIONS = "named_partitions"
+"""The feature of tables all of whose rows say by which order their partition was named (`TableSpec.naming_id`)."""
+ENDED_KEYS = "ended_keys"
+"""The feature of tables in which a late delete may end a key although its row is newer (`engine.placing`)."""
 FEATURES = frozenset(
     {
         "columns",
@@ -60,6 +64,8 @@ FEATURES = frozenset(
         "retypes",
         STATEMENTS,
         REPLACING_EXTRACTS,
+        NAMED_PARTITIONS,
+        ENDED_KEYS,
         "no_partition_columns",
         "hash_partitions",
         "folder_names",
@@ -394,6 +400,13 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ids = {f.name: field_id(f) for f in self.stored_schema if f.name not in self.stored_key}
         grouped = [(g.ordering, {n: ids.pop(n) for n in self._in_group(g) if n in ids}) for g in self.groups]
         return ((self.ordering, ids), *grouped)
+
+    @cached_property
+    def naming_id(self) -> int | None:
+        """The bit of `HAS` that says that a record named its partition. None: every record of the table does."""
+        if self.mode == "rows" or self.key_scope == "partition":
+            return None
+        return field_id(self.schema.field(self.partition_by[0]))
 
     def _in_group(self, group: ColumnGroup) -> tuple[str, ...]:
         return (*(o.column for o in group.ordering), *group.columns)

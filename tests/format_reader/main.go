@@ -45,7 +45,7 @@ const (
 )
 
 var (
-	knownFeatures = []string{"carried_rows", "columns", "file_names", "folder_names", "hash_partitions", "history", "key_scope", "no_partition_columns", "renames", "replacing_extracts", "statements", "versions"}
+	knownFeatures = []string{"carried_rows", "columns", "ended_keys", "file_names", "folder_names", "hash_partitions", "history", "key_scope", "named_partitions", "no_partition_columns", "renames", "replacing_extracts", "statements", "versions"}
 	versionName   = regexp.MustCompile(`^v[0-9]{20}\.json$`)
 	digestField   = regexp.MustCompile(`,"digest":"([0-9a-f]{64})"}$`)
 	footerDigits  = regexp.MustCompile(`(?s)lakeupsert\.crc..([0-9a-f]{8})`)

@@ -1,6 +1,7 @@
 """`mode = "columns"` with `key_scope = "table"`: updates and deletes by the key alone, of rows that several records make."""
 
 import base64
+import itertools
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,9 @@ from lakeupsert.engine.carry import WrongIndexError
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import key_places
 from lakeupsert.storage import open_store
+from lakeupsert.table import evolution
 from lakeupsert.table.layout import KEYS
+from lakeupsert.table.spec import TableSpec
 from lakeupsert.testing.faults import FAULTS, Fault
 from lakeupsert.testing.lake import Lake
 from lakeupsert.testing.lake import row as row_of
@@ -70,10 +73,19 @@ class Nights:
             places[at] = record
             at += len(line) + 1
         refused: dict[str, list[Record]] = {}
+        stored: list[Record] = []
         for row in self.quarantined([f.name for f in appended.entry.quarantine]):
-            refused.setdefault(row["reason_code"], []).append(places.pop(row["position"]))
+            if row["position"] is None:
+                assert row["reason_code"] == "unknown_key"
+                stored.append(json.loads(row["raw"]))
+            else:
+                refused.setdefault(row["reason_code"], []).append(places.pop(row["position"]))
         self.by_batch[appended.number] = list(places.values())
-        assert appended.entry.quarantined == {reason: len(rows) for reason, rows in refused.items()}
+        counts = {reason: len(rows) for reason, rows in refused.items()}
+        if stored:
+            counts["unknown_key"] = counts.get("unknown_key", 0) + len(stored)
+        assert appended.entry.quarantined == counts
+        assert appended.entry.orphans == len(stored)
         return refused
 
     @property
@@ -81,8 +93,10 @@ class Nights:
         """The records of the batches that count now, in the order of their arrival."""
         ledger = self.table.objects.ledger
         entries = {link.number: link.body for link in ledger.between(-1, ledger.newest_number())}
-        counted = [0, *counts_at(entries, max(entries))]
-        return [record for number in dict.fromkeys(counted) for record in self.by_batch.get(number, ())]
+        taken: list[Record] = []
+        for number in dict.fromkeys([0, *counts_at(entries, max(entries))]):
+            taken = without_orphans([*taken, *self.by_batch.get(number, ())])
+        return taken
 
     def adopt(self, *records: Record) -> None:
         """Adopt files with these rows, of which none has the key of another."""
@@ -104,6 +118,9 @@ class Nights:
         return [row for name in names for row in pq.read_table(self.root / "processed" / name).to_pylist()]
 
     def rows(self) -> list[dict[str, Any]]:
+        return [{name: row[name] for name in SCHEMA} for row in self.whole_rows()]
+
+    def whole_rows(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self.table.to_arrow().read_all().to_pylist()
         return sorted(({**row, "day": str(row["day"])} for row in rows), key=lambda row: str(row["k"]))
 
@@ -120,20 +137,34 @@ class Nights:
         assert not wrong, f"DuckDB has other rows: {wrong}"
 
 
+def since_delete(records: Sequence[Record]) -> list[Record]:
+    """The records of a key that are newer than its last delete, the greatest last."""
+    ranked = sorted(records, key=lambda record: record["ts"])  # stable: by arrival
+    deletes = [n for n, record in enumerate(ranked) if record.get("op") == "D"]
+    return ranked[deletes[-1] + 1 :] if deletes else ranked
+
+
+def without_orphans(taken: Sequence[Record]) -> list[Record]:
+    """Without the updates by the key alone that a late delete leaves without a record that names their partition."""
+    orphans: list[Record] = []
+    for key in {record["k"] for record in taken}:
+        since = since_delete([record for record in taken if record["k"] == key])
+        if not any(record.get("day") for record in since):
+            orphans += since
+    return [record for record in taken if not any(record is one for one in orphans)]
+
+
 def expected(taken: Sequence[Record]) -> list[dict[str, Any]]:
     """Each column of a key is that of its greatest record that brings it, since the key was last deleted."""
     rows = []
     for key in sorted({record["k"] for record in taken}):
-        ranked = sorted((r for r in taken if r["k"] == key), key=lambda record: record["ts"])  # stable: by arrival
-        deletes = [n for n, record in enumerate(ranked) if record.get("op") == "D"]
-        since = ranked[deletes[-1] + 1 :] if deletes else ranked
+        since = since_delete([record for record in taken if record["k"] == key])
         if not since:
             continue
         row: dict[str, Any] = {"k": key, **dict.fromkeys(COLUMNS)}
         for record in since:
             row |= {name: value for name, value in record.items() if name in ("ts", *COLUMNS)}
-        # An update may live on when a delete comes that is older than it, and newer than what named its partition.
-        row["day"] = [record["day"] for record in ranked if record.get("day") and record.get("op") != "D"][-1]
+        row["day"] = [record["day"] for record in since if record.get("day")][-1]
         rows.append({name: row[name] for name in SCHEMA})
     return rows
 
@@ -164,9 +195,8 @@ def test_random_records_come_to_what_was_taken_of_them(
     nights = Nights(tmp_path, strategy=rng.choice(["rewrite", "delta"]), versions=rng.random() < 0.3)
     if adopted := rng.random() < 0.3:
         nights.adopt(*(full(key, rng.randrange(1, 4), rng.randrange(30), v=rng.randrange(99)) for key in "abcxyz"))
-    refused = 0
     for number in range(10):
-        refused += sum(map(len, nights.append(*random_records(rng, first=not number and not adopted)).values()))
+        nights.append(*random_records(rng, first=not number and not adopted))
         if rng.random() < 0.6:
             nights.table.run(host="local")
             if rng.random() < 0.3:
@@ -178,7 +208,128 @@ def test_random_records_come_to_what_was_taken_of_them(
             nights.table.restore(rng.choice(snapshots).number, dry=False)
     nights.table.run(host="local")
     nights.check()
-    assert refused
+
+
+def all_in_the_end(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """What the table shows of all records, whatever way they came, once those in quarantine were tried again."""
+    keys = {record["k"] for record in records}
+    named = {k for k in keys if any(r.get("day") for r in since_delete([r for r in records if r["k"] == k]))}
+    return expected([record for record in records if record["k"] in named])
+
+
+@pytest.mark.parametrize("seed", range(8 * TIMES))
+def test_all_ways_of_the_same_records_end_in_one_table(seed: int, tmp_path: Path) -> None:
+    """In any order and split, with restores and files taken again, lost indexes, adopted rows, rewrites and replays between."""
+    rng = random.Random(seed)
+    computed = rng.random() < 0.5
+    nights = Nights(
+        tmp_path, strategy=rng.choice(["rewrite", "delta"]), keep_snapshots=99, **(COMPUTED if computed else {})
+    )
+    times = iter(rng.sample(range(99), 60))
+    records: list[Record] = []
+    if not computed and rng.random() < 0.4:
+        adopted = (full(key, rng.randrange(1, 4), next(times), v=rng.randrange(99)) for key in "abx")
+        records += [{**dict.fromkeys(COLUMNS), **record} for record in adopted]
+        nights.adopt(*records)
+    for number in range(rng.randrange(4, 9)):
+        batch = [{**record, "ts": next(times)} for record in random_records(rng, first=not number and not records)[:5]]
+        records += batch
+        nights.append(*(at_noon(record) for record in batch) if computed else batch)
+        disturb(nights, rng)
+    while nights.table.append(host="local", again=True) or nights.table.append(replay_quarantine=True):
+        pass
+    nights.table.run(host="local")
+    assert nights.rows() == all_in_the_end(records)
+    if computed:
+        assert all(str(r["at"].date()) == r["day"] for r in nights.whole_rows())
+    nights.reconcile()
+
+
+def disturb(nights: Nights, rng: random.Random) -> None:
+    if rng.random() < 0.7:
+        nights.table.run(host="local")
+    snapshots = nights.table.snapshots()
+    match rng.randrange(9):
+        case 0 | 1 if snapshots:
+            nights.table.restore(rng.choice(snapshots).number, dry=False)
+            if rng.random() < 0.5:
+                nights.table.append(host="local", again=True)
+        case 2 | 3:
+            lose_index(nights)
+        case 4:
+            nights.table.append(replay_quarantine=True)
+        case 5 if snapshots:
+            nights.table.run(host="local")
+            nights.table.reprocess(host="local")
+        case 6 if snapshots:
+            nights.table.run(host="local")
+            nights.table.compact(full=True)
+            nights.table.vacuum(dry=False)
+
+
+COMPUTED: Mapping[str, Any] = {
+    "partition_by": ("date(at) as day",),
+    "schema": {"k": "string", "at": "timestamp", "ts": "int", **dict.fromkeys(COLUMNS, "int")},
+}
+
+
+def at_noon(record: Record) -> Record:
+    """The record with the column that its day is computed from."""
+    rest = {name: value for name, value in record.items() if name != "day"}
+    return rest | {"at": f"{record['day']}T12:00:00Z"} if record.get("day") else rest
+
+
+@pytest.mark.parametrize("how", ["nothing", "restore", "lost index", "files again", "rewritten"])
+def test_older_records_are_taken_whatever_became_of_the_index(how: str, tmp_path: Path) -> None:
+    """Rows know which record named their partition: `a` by its newest record, `b` by an older one."""
+    nights = Nights(tmp_path)
+    nights.night(full("a", 2, 5, u=1), full("b", 2, 5, u=1), update("b", 9, v=9), full("c", 1, 5))
+    if how in ("restore", "files again"):
+        nights.night(full("c", 1, 6), update("c", 7, w=7))
+        nights.table.restore(0, dry=False)
+        if how == "files again":
+            assert nights.table.append(host="local", again=True) is not None
+    elif how == "lost index":
+        lose_index(nights)
+    elif how == "rewritten":
+        nights.table.reprocess(host="local")
+        lose_index(nights)
+    assert not nights.night(full("a", 1, 3, w=3), full("b", 1, 3, w=3), full("c", 3, 2, w=2))
+    assert not nights.night(full("b", 3, 7, u=7))
+    assert [[row[name] for name in ("k", "day", "ts", *COLUMNS)] for row in nights.rows()[:2]] == [
+        ["a", "2020-01-02", 5, 1, None, 3],
+        ["b", "2020-01-03", 9, 7, 9, 3],
+    ]
+    nights.reconcile()
+
+
+V1: Record = {"k": "a", "day": "2020-01-01", "ts": 1, "u": 1}
+V3: Record = {"k": "a", "ts": 3, "op": "D"}
+V5: Record = {"k": "a", "ts": 5, "v": 5}
+SPLITS = ([3], [1, 2], [2, 1], [1, 1, 1])
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+@pytest.mark.parametrize("computed", [False, True])
+def test_late_delete_leaves_no_row_to_an_update_by_key(strategy: str, computed: bool, tmp_path: Path) -> None:
+    """A row, an update by the key alone, and a delete between the two in rank: no row, and the update waits."""
+    for n, (order, split) in enumerate(itertools.product(itertools.permutations([V1, V3, V5]), SPLITS)):
+        nights = Nights(tmp_path / str(n), strategy=strategy, **(COMPUTED if computed else {}))
+        land = at_noon if computed else dict
+        nights.night(land(full("z", 1, 1)))
+        ends = [*itertools.accumulate(split)]
+        for begin, end in zip([0, *ends], ends, strict=False):
+            nights.night(*(land(record) for record in order[begin:end]))
+        assert [r["k"] for r in nights.rows()] == ["z"], (order, split)
+        waits = nights.table.quarantine().read_all().to_pylist()
+        assert [(w["reason_code"], json.loads(w["raw"])["v"]) for w in waits] == [("unknown_key", 5)], (order, split)
+        nights.reconcile()
+        assert not nights.night(land(full("a", 2, 4, w=4)))
+        assert nights.table.append(replay_quarantine=True) is not None
+        nights.table.run(host="local")
+        [row, _] = nights.rows()
+        assert [row[name] for name in ("day", "ts", *COLUMNS)] == ["2020-01-02", 5, None, 5, 4], (order, split)
+        nights.table.close()
 
 
 def test_spark_reads_and_merges_the_same(tmp_path: Path, spark: Any) -> None:
@@ -360,14 +511,31 @@ def test_wrong_index_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     nights.check()
 
 
-def test_older_record_of_another_partition_waits_in_quarantine(tmp_path: Path) -> None:
-    """Nobody knows whether it is newer than what named the partition; once the key is deleted, that does not matter."""
+def test_older_record_moves_a_key_if_it_is_newer_than_the_one_that_named_its_partition(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
-    nights.night(full("a", 1, 1, u=1))
+    nights.night(full("a", 1, 3, u=1))
     nights.night(update("a", 9, v=9))
+    assert not nights.night(full("a", 2, 5, u=5), update("a", 2, v=2, w=2))
+    assert not nights.night(full("a", 3, 4, u=4, w=4))
+    assert [(r["day"], r["u"], r["v"], r["w"]) for r in nights.rows()] == [("2020-01-02", 5, 9, 4)]
+    nights.check()
+
+
+def test_older_record_waits_if_nobody_knows_what_named_the_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows of an earlier lakeupsert; once the key is deleted, that does not matter."""
+    nights = Nights(tmp_path)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(TableSpec, "naming_id", property(lambda spec: None))
+        earlier.setattr(evolution, "NAMED_PARTITIONS", "key_scope")
+        earlier.setattr(engine, "find_naming", knows_nothing)
+        nights.night(full("a", 1, 1, u=1))
+        nights.night(update("a", 9, v=9))
+        lose_index(nights)
     assert nights.night(full("a", 2, 5, u=5), update("a", 2, v=2)) == {"other_partition": [full("a", 2, 5, u=5)]}
     assert list(nights.table.snapshots()[0].body.partitions) == ["day=2020-01-01"], "a refused row makes no partition"
-    nights.check()
+    assert nights.rows()[0]["v"] == 9
     assert nights.table.append(replay_quarantine=True) is None
     nights.night(delete("a", 10))
     assert nights.table.append(replay_quarantine=True) is not None
@@ -521,15 +689,6 @@ def test_explain_names_no_file_for_a_delete_that_was_copied(tmp_path: Path) -> N
     assert {v.file for v in there.versions if not v.delete} == {"003.jsonl"}
 
 
-def test_refused_records_make_no_partition(tmp_path: Path) -> None:
-    nights = Nights(tmp_path)
-    nights.night(full("a", 1, 1, u=1))
-    nights.night(update("a", 9, u=9))
-    nights.night(full("a", 2, 5, u=5))
-    assert [*nights.table.snapshots()[0].body.partitions] == ["day=2020-01-01"]
-    nights.check()
-
-
 def test_null_brought_by_an_update_is_a_value_and_survives_a_replay(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     nights.night(full("z", 1, 1))
@@ -608,6 +767,13 @@ def test_groups_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"groups is .*key_scope") as e:
         load(str(file))
     assert e.value.code == "bad-setting"
+
+
+def knows_nothing(rows: pa.Table, spec: TableSpec) -> tuple[Any, ...]:
+    """Of which record named a partition, as before there was a bit for it."""
+    orders = pa.struct([(name, spec.schema.field(name).type) for name in spec.order_by])
+    nothing = [False] * rows.num_rows
+    return nothing, pa.nulls(rows.num_rows, orders), nothing
 
 
 def wrong_once(read: Callable[..., Any]) -> Callable[..., Any]:
