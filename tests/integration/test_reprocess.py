@@ -21,6 +21,7 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.errors import RefusedError
 from lakeupsert.queue import Message
+from lakeupsert.storage import LocalStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.testing.faults import FAULTS, Fault, Killed, Points
@@ -177,7 +178,9 @@ def test_a_failed_partition_keeps_its_batch_and_its_mark(lake: Lake, source: Sou
     lake.finish_and_check()
 
 
-def test_landing_rows_keep_their_first_receipt_stamps_and_refusals(folder: Path) -> None:
+def test_landing_rows_keep_their_first_receipt_stamps_and_refusals(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the stamp of today the table's order would be another, and the row of the future would be taken."""
     stamped = Lake(folder / "stamped", order_by=("record_timestamp",))
     for night in (1, 2):
@@ -194,6 +197,7 @@ def test_landing_rows_keep_their_first_receipt_stamps_and_refusals(folder: Path)
     lake = Lake(folder / "future")
     soon = (clock.now() - timedelta(days=365)).replace(tzinfo=None)
     lake.land("1.jsonl", [row("a", 0, 1, 1)], refused=[{**row("a", 0, 1, 2), "ts": soon}])
+    monkeypatch.setattr(LocalStore, "clock_ahead", lambda self: None)  # the disk's clock does not go with it
     with clock.use(TwoYearsAgo()):
         lake.run()
     assert lake.entries()[1][1].quarantined == {"future_order": 1}
