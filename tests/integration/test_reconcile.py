@@ -278,6 +278,17 @@ def test_column_that_duckdb_can_not_hold_is_no_alarm_but_an_error(tmp_path: Path
     assert f"'v' is {type_}" in error["message"]
 
 
+def test_refused_time_does_not_stop_the_other_program(tmp_path: Path) -> None:
+    """DuckDB fails at a time beyond the day, wherever it is in a file."""
+    lake = Lake(tmp_path, schema={}, delete=None)
+    times = pa.array([0, 86_400_000_000, -1, None], pa.int64()).view(pa.time64("us"))
+    rows = {"k": ["a", "b", "c", "d"], "l": [0] * 4, "d": ["2020-01-01"] * 4, "ts": [1] * 4, "v": times}
+    pq.write_table(pa.table(rows), tmp_path / "landing/1.parquet")
+    lake.run()
+    assert lake.table.quarantine().read_all()["position"].to_pylist() == [1, 2]
+    assert not reconcile(lake, deep=True)
+
+
 def test_stamped_rows_rank_by_their_batch_and_place(tmp_path: Path) -> None:
     """In folders that look like partitions, with the operation kept, and a partition column of text."""
     lake = Lake(

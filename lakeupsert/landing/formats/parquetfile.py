@@ -144,10 +144,11 @@ def _stored_type(column: pq.ColumnSchema) -> pa.DataType:
 
 
 def has_other_moments(source: pa.NativeFile, file: LandingInput) -> bool:
-    """Whether `open_blocks` may give other dates or timestamps than a reader that knows Parquet only."""
+    """Whether a reader that knows Parquet only may give other dates or timestamps than `open_blocks`, or fail at a time."""
     footer = _read_footer(source, file)
-    columns = map(footer.schema.column, range(footer.num_columns))
-    return OldCalendar.of(footer.metadata or {}).is_any or any(one.physical_type == "INT96" for one in columns)
+    columns = list(map(footer.schema.column, range(footer.num_columns)))
+    is_odd = any(one.physical_type == "INT96" or one.logical_type.type == "TIME" for one in columns)
+    return is_odd or OldCalendar.of(footer.metadata or {}).is_any
 
 
 def open_blocks(
@@ -175,7 +176,13 @@ def _open(source: pa.NativeFile, file: LandingInput) -> _File:
 
 def _read_footer(source: pa.NativeFile, file: LandingInput) -> pq.FileMetaData:
     with unreadable_if_damaged(file, "Parquet"):
-        footer = pq.read_metadata(source)
+        try:
+            footer = pq.read_metadata(source)
+        except pa.ArrowNotImplementedError as e:
+            if "64 bits" not in str(e):
+                raise
+            why = "A column has integers of 128 bits, which Arrow can't read. Write it as decimal(38,0), text, or with 64 bits."
+            raise UnreadableFileError(file.path, why) from e
         source.seek(0)
         return footer
 
