@@ -58,6 +58,7 @@ def append_result(appended: "AppendResult | None") -> dict[str, object]:
                 "keys_in_several_partitions": appended.scattered,
                 "keys_moved": entry.keys_moved,
                 "unknown_deletes": entry.unknown_deletes,
+                "hollow_deletes": entry.hollow_deletes,
                 "skipped": entry.skipped,
                 "bytes_written": sum(t.bytes for t in entry.touched.values()),
                 "touched_partitions": list(entry.touched),
@@ -383,6 +384,11 @@ def status_facts(status: "Status") -> list[Fact]:
         ("failed", short_list(tuple(status.failed)) if status.failed else "none"),
         ("queue", f"{messages(status.queue)}{spark}"),
         ("quarantined", f"{count(status.quarantined, 'row')} now{quarantined}"),
+        *(
+            [("deletes", f"{count(status.deletes_without_row, 'delete')} of the last snapshot found no row")]
+            if status.deletes_without_row
+            else []
+        ),
         ("not checked", "manifests (`lakeupsert doctor`); rows (`lakeupsert reconcile`)"),
         *(
             (name, "not known" if standing.behind is None else f"{count(standing.behind, 'snapshot')} behind")

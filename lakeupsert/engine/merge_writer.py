@@ -201,6 +201,6 @@ class MergeWriter:
             refused_digest=str(self._refused),
             floor=self._floor,
             quarantine=tuple(file.name for file in self._quarantine.files),
-            changes=self._tally.changes(),
+            changes=self._tally.changes(per_partition=self._spec.key_scope == "partition"),
             history=(*self._task.history, *self._history.files),
         )

@@ -45,6 +45,7 @@ from lakeupsert.landing.formats.blocks import (
 from lakeupsert.landing.formats.dates import is_dated
 from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.landing.formats.unavailable import find_unavailable, is_unavailable
+from lakeupsert.landing.hollow import find_hollow_deletes
 from lakeupsert.landing.partitions import UNPLACED, derived_columns, folder_names, joined_names, partition_sources
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.columns import find_brought_columns
@@ -98,12 +99,14 @@ class CheckedRows:
     Attributes:
         names: the columns that the block has, by the table's names, with the file's name of each.
         skipped: how many messages of the block hold no row, by their kind.
+        hollow_deletes: how many accepted deletes bring nothing but their key (`find_hollow_deletes`).
     """
 
     accepted: Rows
     quarantined: Rows
     names: dict[str, str]
     skipped: Mapping[str, int]
+    hollow_deletes: int = 0
 
 
 def read_rows(
@@ -293,6 +296,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
         for reason, rows in unordered.items():
             refusals.add("order_missing", rows, reason)
 
+    hollow = find_hollow_deletes(columns, is_delete & ~refusals.refused, spec)
     if spec.has_deletes:
         columns[DELETE_FLAG] = pa.array(is_delete)
     columns |= {PARTITION: partitions, PLACE: pa.array(block.places, pa.int64())}
@@ -300,7 +304,8 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     accepted = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
     if refusals.refused.any():
         accepted = accepted.filter(pa.array(~refusals.refused))
-    return CheckedRows(accepted, refusals.table(), names_in_file(block), block.skipped)
+    count = int(np.count_nonzero(hollow))
+    return CheckedRows(accepted, refusals.table(), names_in_file(block), block.skipped, count)
 
 
 def new_columns(block: Block, spec: TableSpec) -> set[str]:

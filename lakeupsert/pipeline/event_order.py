@@ -1,4 +1,5 @@
-"""Warnings about orders under which events of a change feed are misplaced (docs/FORMATS.md, "The order of events").
+"""Warnings about events of a change feed: orders under which they are misplaced (docs/FORMATS.md, "The order of events"), and
+deletes that do not say where their rows are.
 
 Reads     the spec, and what the row work noted of a batch
 Writes    nothing
@@ -9,7 +10,10 @@ from collections.abc import Iterable
 
 from lakeupsert.engine.reports import FileRead
 from lakeupsert.landing.formats.positions import LOG_POSITION
+from lakeupsert.landing.partitions import partition_sources
+from lakeupsert.phrases import count
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.spec import TableSpec
 
 _OF_A_CHANGE = (
@@ -41,6 +45,22 @@ def misplaced_events(table: OpenTable, spec: TableSpec) -> list[str]:
         f"`order_by` begins with {spec.order_by[0]!r}, which {why}. Rows may be wrong. The order is fixed when a table is "
         f'created: give the table another `processed`, set `order_by = ["{order}"]`{place} in [tables.{table.name}], and '
         "`lakeupsert run` takes all landing files again"
+    ]
+
+
+def hollow_deletes(table: OpenTable, spec: TableSpec, entries: Iterable[LedgerEntry]) -> list[str]:
+    """A warning if deletes of these batches have invented values in place of those of their rows, also in the partition."""
+    number = sum(entry.hollow_deletes for entry in entries)
+    if not number or spec.takes_key_alone:
+        return []
+    columns = ", ".join(repr(name) for name in partition_sources(spec) if name not in spec.key)
+    has = "has" if number == 1 else "have"
+    return [
+        f"{count(number, 'delete')} {has} no value but the key: all others are empty or zero, as Debezium invents them under "
+        f"PostgreSQL's default replica identity, also {columns}. So the partition is not that of the row, and the row stays. At "
+        'the source, `ALTER TABLE … REPLICA IDENTITY FULL` sends whole rows. Here, `key_scope = "table"` deletes by the key. '
+        f"It is fixed when a table is created: give [tables.{table.name}] another `processed`, and `lakeupsert run` takes all "
+        "landing files again"
     ]
 
 

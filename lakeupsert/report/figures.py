@@ -388,10 +388,11 @@ def _numbers(data: ReportData) -> Figure:
 
 
 def _shown_changes(nights: Sequence[Night]) -> list[str]:
-    """The names of the changes that have a column: tables without full extracts need none for these."""
+    """The names of the changes that have a column: rare ones have none if nothing was counted."""
     names = [*Changes.__struct_fields__]
-    if not any(night.changes.newer_than_extract for night in nights):
-        names.remove("newer_than_extract")
+    for rare in ("newer_than_extract", "deletes_without_row"):
+        if not any(getattr(night.changes, rare) for night in nights):
+            names.remove(rare)
     return names
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.pipeline.discover import holds_a_table
-from lakeupsert.pipeline.event_order import misplaced_events
+from lakeupsert.pipeline.event_order import hollow_deletes, misplaced_events
 from lakeupsert.pipeline.full_extract import newer_than_extract
 from lakeupsert.pipeline.next_spec import without_operations
 from lakeupsert.pipeline.opened import OpenTable
@@ -38,6 +38,7 @@ class Status:
             missing: otherwise status does not look.
         queue: messages of the queue, or of both queues if there is a ``large_queue``. Both are None if they can't be read;
             then a warning says why.
+        deletes_without_row: what the snapshot's batches deleted of which the partition had no row.
         quarantined: refused rows of batches that count, without those that a replay has appended.
         publishers: how far each publisher is.
         host: where the landing files of the newest batch were read; None: it had none, or an earlier lakeupsert read them.
@@ -58,6 +59,7 @@ class Status:
     large_queue: QueueStats | None
     rows: int
     bytes: int
+    deletes_without_row: int
     quarantined: int
     publishers: dict[str, PublisherStanding]
     host: ChosenHost | None = None
@@ -107,6 +109,7 @@ def status(table: OpenTable) -> Status:
         large_queue=large_queue,
         rows=body.rows,
         bytes=body.bytes,
+        deletes_without_row=body.changes.deletes_without_row,
         quarantined=sum(f.rows for f in find_quarantined(headers)),
         publishers=standings(table),
         host=next((entry.host for entry in reversed(headers) if entry.kind == "batch"), None),
@@ -114,6 +117,7 @@ def status(table: OpenTable) -> Status:
             *without_operations(table, headers),
             *newer_than_extract(table, body.changes),
             *(misplaced_events(table, table.spec(headers[-1].spec_version)) if headers else []),
+            *(hollow_deletes(table, table.spec(headers[-1].spec_version), headers) if headers else []),
             *([holds_a_table(table.landing_log)] if table.landing_log else []),
             *queue_warning,
         ),

@@ -99,8 +99,14 @@ class Tally:
         self._new_dead += sign * dead
         self._new_live += sign * (len(deleted) - dead)
 
-    def changes(self) -> Changes:
-        return self._met + Changes(inserted=self._new_live, unchanged=self._new_dead)
+    def changes(self, *, per_partition: bool = True) -> Changes:
+        """Everything that was counted. A delete that finds nothing is unchanged, and counted as such, too.
+
+        ``per_partition``: nothing elsewhere has to do with the keys, so a delete that finds no row here finds none.
+        """
+        dead = self._new_dead
+        lone = dead if per_partition else 0
+        return self._met + Changes(inserted=self._new_live, unchanged=dead, deletes_without_row=lone)
 
 
 def any_per_key(wins: Mask, marked: Mask) -> Mask:

@@ -218,6 +218,7 @@ class Digests(msgspec.Struct, frozen=True, kw_only=True):
 class Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a batch did to its keys (docs/SEMANTICS.md, "What a batch changed"). Each key is counted once.
 
+    ``deletes_without_row``: keys with a delete of which nothing was stored; they are among the ``unchanged``.
     ``newer_than_extract``: keys that a full extract lacks and whose row stays, because its order is above the extract's greatest.
     """
 
@@ -227,6 +228,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unchanged: int = 0
     late: int = 0
     newer_than_extract: int = 0
+    deletes_without_row: int = 0
 
     def __add__(self, other: "Changes") -> "Changes":
         return Changes(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})

@@ -188,6 +188,7 @@ def test_run_appends_merges_and_publishes(lake: Path) -> None:
         "keys_in_several_partitions": 3,
         "keys_moved": 0,
         "unknown_deletes": 0,
+        "hollow_deletes": 0,
         "skipped": {},
         "touched_partitions": ["day=2020-01-01", "day=2020-01-02"],
         "host": result["host"],
@@ -208,6 +209,7 @@ def test_run_appends_merges_and_publishes(lake: Path) -> None:
         "unchanged": 0,
         "late": 0,
         "newer_than_extract": 0,
+        "deletes_without_row": 0,
     }
     assert result["publish"] == {
         "snapshot": 0,

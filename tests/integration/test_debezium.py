@@ -16,6 +16,7 @@ import pytest
 from lakeupsert import Table
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings
 from lakeupsert.errors import RefusedError
+from lakeupsert.table.manifest import Changes
 
 Record = Mapping[str, Any]
 PLACEHOLDER = "__debezium_unavailable_value"
@@ -360,3 +361,42 @@ def test_dates_and_times_may_end_in_z(tmp_path: Path, kind: str, declared: bool)
     feed.night(jsonl([{"id": 1, "__source_lsn": 2, "day": "2024-01-02", "t": None}, {"id": 2, "day": "2024-01-03ZZ"}]))
     assert feed.refused() == {"bad_partition": 1}
     assert [row["t"] for row in feed.rows()] == [None]
+
+
+# -- deletes that find no row
+
+ORDERS = {"day": "2024-01-02", "amount": "6.00", "note": "n", "ok": True, "ts": "2024-01-01T10:00:00Z", "opt": None}
+INVENTED = {"day": "1970-01-01", "amount": "0.00", "note": "", "ok": False, "ts": "1970-01-01T00:00:00Z", "opt": None}
+
+
+@pytest.mark.parametrize("kind", ["text", "typed"])
+@pytest.mark.parametrize("key_scope", ["partition", "table"])
+def test_delete_with_invented_values_is_told(tmp_path: Path, key_scope: str, kind: str) -> None:
+    types = {"day": "date", "amount": "decimal(9,2)", "ts": "timestamp"} if kind == "typed" else {"day": "date"}
+    feed = Feed(tmp_path, partition_by=("day",), key_scope=key_scope, schema={"id": "bigint", **types})
+    feed.night(jsonl([event("c", 1, {"id": id_, **ORDERS}) for id_ in range(3)]))
+    whole = {"id": 2, **INVENTED, "day": ORDERS["day"]}
+    deletes = [event("d", 2, None, {"id": 0, **INVENTED}), event("d", 2, None, {"id": 7, **INVENTED})]
+    night = feed.night(jsonl([*deletes, event("d", 2, None, whole)]))
+    is_partition = key_scope == "partition"
+    assert [row["id"] for row in feed.rows()] == ([0, 1] if is_partition else [1])
+    assert night.append.entry.hollow_deletes == (2 if is_partition else 0)
+    status = feed.table.status()
+    for warnings in (night.append.warnings, status.warnings):
+        assert any("REPLICA IDENTITY FULL" in one and "2 deletes" in one for one in warnings) == is_partition
+    assert status.deletes_without_row == sum(r.changes.deletes_without_row for r in night.dedupe) == 2 * is_partition
+    feed.reconcile()
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+@pytest.mark.parametrize("engine", ["arrow", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.mark.parametrize("mode", ["rows", "columns"])
+def test_delete_that_finds_no_row_is_counted(tmp_path: Path, strategy: str, engine: str, mode: str) -> None:
+    feed = Feed(tmp_path, strategy=strategy, engine=engine, mode=mode)
+    feed.night(jsonl([event("c", 1, {"id": 1}), event("c", 1, {"id": 2})]))
+    feed.night(jsonl([event("d", 2, None, {"id": id_}) for id_ in (1, 8, 9)]))
+    [snapshot, _] = feed.table.snapshots()
+    assert snapshot.body.changes == Changes(deleted=1, unchanged=2, deletes_without_row=2)
+    feed.night(jsonl([event("d", 3, None, {"id": 9})]))  # it finds the delete before it
+    assert feed.table.snapshots()[0].body.changes.deletes_without_row == 0
+    feed.reconcile()

@@ -666,6 +666,7 @@ class Day:
             if op:
                 self.deleted[key] = order
                 changed["deleted" if was else "unchanged"] += 1
+                changed["deletes_without_row"] += not known
             else:
                 self.rows[key] = order, value
                 changed["updated" if was else "inserted"] += 1

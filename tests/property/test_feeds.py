@@ -598,6 +598,7 @@ class Memory:
                 continue
             self.past += [r for r in records if r["k"] == key]
             changes[self.change(spec, key, stored, record, replaced.get(key))] += 1
+            changes["deletes_without_row"] += record["deleted"] and stored is None and key not in replaced
             if stored is None or compared(spec, stored, record) <= 0:
                 self.live.pop(key, None)
                 self.deleted.pop(key, None)
@@ -913,6 +914,7 @@ def changed(spec: TableSpec, before: Sequence[Record], came: Sequence[Record]) -
             what = "inserted" if row else "deleted" if lived else "unchanged"
             tombstone_stays = not lived and not row and there and not any(r["new"] for r in used)
             changes["late" if tombstone_stays and not is_same(spec, used[0], new) else what] += 1
+            changes["deletes_without_row"] += not row and not there
         else:
             changes["updated" if any(r["new"] for r in used) else "late"] += 1
     return Changes(**changes)
