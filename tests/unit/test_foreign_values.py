@@ -4,7 +4,7 @@ import contextlib
 import io
 import struct
 import uuid
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -360,3 +360,27 @@ def test_timestamps_of_orc_are_those_that_java_reads(folder: Folder, zone: str) 
         assert rows["l"][i][0].as_py() == rows["ts"][i].as_py()
         assert rows["tsi"].combine_chunks().view(pa.int64())[i].as_py() // 10**6 == int(milliseconds)
         assert str(rows["d"][i].as_py()) == labels[i][:10]
+
+
+def test_dates_of_orc_of_spark_stay_what_they_are(folder: Folder) -> None:
+    rows = folder.rows(folder.put("a.orc", (ORC / "spark-4.1.4-new-york.orc").read_bytes()))
+    assert rows["d"].to_pylist() == [date(1500, 1, 1), date(1582, 10, 4), date(1, 1, 1), date(2024, 7, 1)]
+    clocks = [
+        "1700-01-01 00:00:00",
+        "1850-06-01 12:00:00.123456",
+        "1969-12-31 23:59:59.500000",
+        "2024-07-01 12:00:00.123456",
+    ]
+    assert [str(one) for one in rows["ts"].cast(pa.timestamp("us")).to_pylist()] == clocks
+
+
+def test_timestamps_of_orc_java_2_3_in_new_york(folder: Folder) -> None:
+    rows = folder.rows(folder.put("a.orc", (ORC / "orc-2.3.0-new-york.orc").read_bytes()))
+    clocks = [
+        "2024-07-01 12:00:00.123456",
+        "1969-12-31 23:59:58.500000",
+        "1969-12-31 20:00:00.500000",
+        "1700-01-01 00:00:00",
+    ]
+    values = rows["v"].combine_chunks().view(pa.int64()).to_pylist()
+    assert [str(datetime(1970, 1, 1) + timedelta(microseconds=one // 1000)) for one in values] == clocks
