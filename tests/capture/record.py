@@ -179,18 +179,23 @@ def _first_connector(database: Any, connector: Any, transactions: Transactions, 
         worker.join()
     ends = [_open_transaction(database, n) for n in range(3)]
     connector.start()
-    workers = transactions.run(count - count // 10)
-    begin = transactions.done
+    workers = transactions.run(count // 5)
     connector.wait_for('"op":"r"')
+    for end in ends:
+        end()
+    connector.save_offsets()
+    for worker in workers:
+        worker.join()
+    begin = transactions.done
+    workers = transactions.run(count - begin)
     steps: list[Callable[[], object]] = [
-        *ends,
         transactions.wait_for_an_index,
         lambda: database.signal("one", "incremental"),
         transactions.wait_for_an_index,
         lambda: (connector.stop(), database.turn_log(), connector.start()),
         lambda: (database.signal("two", "incremental"), transactions.wait_for_an_index()),
         lambda: (connector.kill(), connector.start()),
-        lambda: database.signal("three", "blocking"),
+        lambda: _read_blocking(database, connector),
         transactions.wait_for_an_index,
         lambda: (database.signal("four", "incremental"), time.sleep(0.2), connector.kill(), connector.start()),
         transactions.wait_for_an_index,
@@ -203,6 +208,13 @@ def _first_connector(database: Any, connector: Any, transactions: Transactions, 
     for worker in workers:
         worker.join()
     _finish(database, connector, 1)
+
+
+def _read_blocking(database: Any, connector: Any) -> None:
+    """MariaDB's connector sometimes never begins it after a crash; then there is one snapshot less."""
+    database.signal("three", "blocking")
+    with suppress(TimeoutError):
+        connector.wait_for('"snapshot":"last"', times=2, seconds=20)
 
 
 def _second_connector(database: Any, connector: Any, transactions: Transactions, count: int) -> None:

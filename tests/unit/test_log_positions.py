@@ -1,5 +1,7 @@
 """The position that an event of Debezium gets: as text, it sorts like the log of its database."""
 
+import random
+from collections.abc import Callable
 from itertools import permutations
 from typing import Any
 
@@ -80,3 +82,111 @@ def test_positions_sort_like_the_log(log: list[dict[str, Any]]) -> None:
 )
 def test_no_position_is_made_up(source: Any) -> None:
     assert log_position(source) is None
+
+
+class History:
+    """A small PostgreSQL with a connector: transactions that overlap, a slot, a first snapshot, and incremental ones.
+
+    ``committed`` has what the connector streams: changes of a transaction as (lsn, key, value), or a signal.
+    """
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance, self.lsn = chance, 100
+        self.rows: dict[int, int | None] = {}
+        self.open: list[list[tuple[int, int, int | None]]] = []
+        self.waiting: dict[int, tuple[int, int, list[tuple[int, int, int | None]]]] = {}
+        """By the identity of a transaction, an insert that it wrote already: its LSN, its key, and whose end it waits for."""
+        self.committed: list[tuple[int, Any]] = []
+        self.events: list[tuple[int, int | None, dict[str, Any]]] = []
+
+    def tick(self) -> int:
+        self.lsn += self.chance.choice([1, 8, 900])
+        return self.lsn
+
+    def change(self) -> None:
+        """A key that another open transaction changed is left alone, or an insert of it waits for the other's end."""
+        if len(self.open) == len(self.waiting) or (len(self.open) < 3 and self.chance.random() < 0.4):
+            self.open.append([])
+        one = self.chance.choice([found for found in self.open if id(found) not in self.waiting])
+        key = self.chance.randrange(4)
+        holder = next((more for more in self.open if more is not one and key in {other[1] for other in more}), None)
+        if holder is not None:
+            waited_for = any(other is one for _, _, other in self.waiting.values())
+            if id(holder) not in self.waiting and not waited_for:
+                self.waiting[id(one)] = (self.tick(), key, holder)
+        else:
+            one.append((self.tick(), key, self.chance.choice([None, self.lsn, self.lsn])))
+
+    def commit(self) -> None:
+        ready = [found for found in self.open if id(found) not in self.waiting]
+        if ready:
+            changes = self.chance.choice(ready)
+            self.open = [found for found in self.open if found is not changes]
+            self.rows |= {key: value for _, key, value in changes}
+            self.committed.append((self.tick(), changes))
+            for one in self.open:
+                lsn, key, holder = self.waiting.get(id(one), (0, 0, None))
+                if holder is changes:
+                    del self.waiting[id(one)]
+                    if self.rows.get(key) is None and not any(key == c[1] for more in self.open for c in more):
+                        one.append((lsn, key, lsn))  # deleted: the insert goes on
+
+    def some(self) -> None:
+        for _ in range(self.chance.randrange(6)):
+            self.chance.choice([self.change, self.change, self.commit])()
+
+    def signal(self, chunk: dict[int, int | None] | None) -> None:
+        """Open a window, or close it with the rows that were read in it."""
+        self.tick()
+        self.committed.append((self.tick(), chunk))
+
+    def read(self, commit: int | None, change: int | None, kind: str, rows: dict[int, int | None]) -> None:
+        found = postgresql(commit, change, kind)
+        self.events += [(key, value, found) for key, value in rows.items() if value is not None]
+
+    def stream(self) -> None:
+        last: int | None = None
+        seen: set[int] = set()
+        for end, what in self.committed:
+            if what is None:
+                seen = set()
+            elif isinstance(what, dict):
+                self.read(last, end - 1, "incremental", {k: v for k, v in what.items() if k not in seen})
+            else:
+                self.events += [(key, value, postgresql(last, lsn)) for lsn, key, value in what]
+                seen |= {key for _, key, _ in what}
+            last = end
+
+
+@pytest.mark.parametrize("slot", ["before the snapshot", "with the snapshot"])
+def test_greatest_position_is_the_row_of_the_database(slot: str) -> None:
+    wrong_by_lsn = 0
+    for seed in range(1000):
+        history = History(random.Random(seed))
+        history.some()
+        while history.open:
+            history.commit()  # to make a slot waits for open transactions
+        history.committed = []
+        if slot == "before the snapshot":
+            history.some()
+        history.read(None, history.tick(), "true", dict(history.rows))
+        for _ in range(3):
+            history.some()
+            history.signal(None)
+            history.some()
+            chunk = dict(history.rows)
+            history.some()
+            history.signal(chunk)
+        history.some()
+        history.stream()
+        expected = {key: value for key, value in history.rows.items() if value is not None}
+        assert winners(history, log_position) == expected, seed
+        wrong_by_lsn += winners(history, lambda source: source["lsn"] or 0) != expected
+    assert wrong_by_lsn > 50
+
+
+def winners(history: History, order: Callable[[dict[str, Any]], Any]) -> dict[int, int]:
+    best: dict[int, tuple[Any, int, int | None]] = {}
+    for place, (key, value, found) in enumerate(history.events):
+        best[key] = max(best.get(key, (order(found), -1, None)), (order(found), place, value), key=lambda one: one[:2])
+    return {key: value for key, (_, _, value) in best.items() if value is not None}
