@@ -33,6 +33,7 @@ class KeySigns:
     def __init__(self, rows: Sample) -> None:
         self.rows = rows
         self.is_measure = cache(self._is_measure)
+        self.ascends = cache(self._ascends)
 
     def doubt(self, names: tuple[str, ...], candidates: Sequence[str]) -> tuple[int, ...]:
         """The less, the likelier a key: a measure is unique by accident; then by names, length, types and place, since keys are
@@ -67,6 +68,14 @@ class KeySigns:
         digits = pc.value_counts(pc.utf8_length(convert(values, pa.string())[0])).field("counts")
         dense = ends["max"].as_py() - ends["min"].as_py() < DENSE * len(values)
         return bool(dense or pc.max(digits).as_py() >= ALIKE * len(values))
+
+    def _ascends(self, name: str) -> bool:
+        """Whether numbers grow from row to row, as those of new orders do and those of their customers do not."""
+        values = self.rows.values[name]
+        if not is_integer(values.type) or values.null_count:
+            return False
+        same_file = np.diff(self.rows.file) == 0
+        return bool((np.diff(values.to_numpy())[same_file] >= 0).mean() >= ALIKE) if same_file.any() else False
 
     def is_clock(self, name: str) -> bool:
         """Whether it says when something was measured, although its name may also be that of a time of change."""

@@ -395,7 +395,10 @@ class SettingChoices:
             return self.signs.doubt(names, candidates)
 
         shares = self._shares_of_distinct(candidates, use, scope)
-        unique = sorted((c for c, s in shares.items() if s == 1), key=doubt)
+        unique = sorted(
+            (c for c, s in shares.items() if s == 1),
+            key=lambda c: (*doubt(c)[:-1], len(c) == 1 and not self.signs.ascends(*c), doubt(c)[-1]),
+        )
         closest = sorted((c for c, s in shares.items() if s < 1), key=lambda c: (-shares[c], doubt(c)))
         others = ", ".join(f"{' + '.join(c)} {percent(shares[c])}" for c in closest[:3])
         rows = count(compared, "row")

@@ -519,6 +519,12 @@ KEYS: dict[str, tuple[str, list[str], list[str] | None, list[str]]] = {
         "name,balance,signup_date,user_id", [f"n{i % 9},{AMOUNTS[i]},{day(i // 9)},{i}" for i in range(200)],
         ["user_id"], ["signup_date"],
     ),
+    "a customer once": (
+        "customer_id,date,order_id",
+        [f"{i * 77 % 200},{day(i // 9)},{i}" for i in range(200)],
+        ["order_id"],
+        ["date"],
+    ),
     "only an amount": (
         "date,customer,amount", [f"{day(i // 20)},c{i % 7},{AMOUNTS[i]}" for i in range(400)],
         None, ["date"],
