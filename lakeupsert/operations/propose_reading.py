@@ -8,6 +8,7 @@ Repeat    safe: the same files give the same choices
 """
 
 import csv
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -17,12 +18,14 @@ from itertools import combinations
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 from pyarrow.types import is_boolean, is_floating, is_integer, is_string
 
 from lakeupsert.config import DialectSettings, Reading
 from lakeupsert.landing.files import format_of, read_head
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
-from lakeupsert.landing.formats.csvfile import choose_dialect
+from lakeupsert.landing.formats.csvfile import Csv, choose_dialect
+from lakeupsert.landing.formats.escapes import LETTERS
 from lakeupsert.landing.formats.inference import FROM_TEXT, THOUSANDS, fits, is_number, with_points
 from lakeupsert.landing.sample import Sample, choose_files, read_sample
 from lakeupsert.operations.propose_dates import MOST, choose_formats, formats_that_fit
@@ -66,6 +69,7 @@ class _Sniffed:
     delimiter: str
     quote: str
     has_header: bool
+    escape: str = ""
 
 
 def choose_reading(store: ObjectReader, files: Sequence[ObjectInfo], *, with_dates: bool) -> SampleReading:
@@ -142,6 +146,10 @@ class _ReadingChoices:
         if quotes:
             quote = max(quotes, key=lambda one: quotes[one])
             self.settings["quote"] = Choice(quote, (self._evidence("quote", quote),))
+        escapes = Counter(one.escape for one in found.values() if one.escape)
+        if escapes:
+            escape = max(escapes, key=lambda one: escapes[one])
+            self.settings["escape"] = Choice(escape, (self._evidence("escape", escape),))
         bare = [name for name, one in found.items() if not one.has_header]
         if bare and len(bare) == len(found):
             why = "the first records hold numbers or dates, which are not column names: name the columns with `columns`"
@@ -298,10 +306,34 @@ def _sniff(head: bytes) -> _Sniffed | None:
             delimiter = csv.Sniffer().sniff(head.decode(errors="replace"), _DELIMITERS).delimiter
         except csv.Error:
             return None
+    quote = quote if len(quote) == 1 and quote in "\"'" else ""
+    escape = _find_escape(head[: head.rfind(b"\n") + 1], Reading(delimiter=delimiter, quote=quote or None))
     # DuckDB takes a record of text before other text for data.
-    return _Sniffed(
-        delimiter, quote if len(quote) == 1 and quote in "\"'" else "", has_header or not _is_data(head, delimiter)
-    )
+    return _Sniffed(delimiter, quote, has_header or not _is_data(head, delimiter), escape)
+
+
+def _find_escape(records: bytes, reading: Reading) -> str:
+    """Which `escape` whole records need; empty if none. A single backslash, as in C:\\new, is no evidence of a text format."""
+    if b"\\" not in records:
+        return ""
+    if _flaws(records, escaped := replace(reading, escape="\\")) < _flaws(records, reading):
+        return escaped.escape
+    signs = {*re.findall(rb"\\(.)", records, re.DOTALL)} - {reading.delimiter.encode()}
+    fields = re.split(rb"[\r\n]|" + re.escape(reading.delimiter.encode()), records)
+    if signs <= {b"N"} or not (b"\\" in signs or b"\\N" in fields):
+        return ""
+    for name in ("postgresql", "mysql"):
+        letters = LETTERS[name].keys() if name == "postgresql" else {b"0", b"Z", b"\n", b"\r", b"\t", b'"'}
+        if signs <= {b"N", b"\\", *letters}:
+            return name
+    return ""
+
+
+def _flaws(records: bytes, reading: Reading) -> int:
+    """How many of some records are malformed by their quotes."""
+    dialect = Csv(reading)
+    ends, _ = dialect.ends(records, final=True)
+    return len(dialect.flaws(records, np.concatenate([[0], ends[:-1]]), ends)) if len(ends) else 0
 
 
 def _is_data(head: bytes, delimiter: str) -> bool:

@@ -100,7 +100,9 @@ def _unknown_within(path: str, type_: pa.DataType) -> Iterator[tuple[str, bool]]
 
 
 def waiting_columns(names: list[str]) -> list[str]:
-    """A warning about columns and fields that the table does not have yet."""
+    """A warning about columns and fields that the table does not have yet. Fields of a change feed's `source` are no data, and
+    some are null in every event."""
+    names = [name for name in names if not name.startswith("__source_")]
     if not names:
         return []
     one = len(names) == 1

@@ -278,6 +278,23 @@ def test_dialect_of_some_files_is_added(monkeypatch: pytest.MonkeyPatch, has_duc
     assert sorted(float(row[-2]) for row in table_rows()) == sorted(i + 0.5 for i in range(200))
 
 
+@pytest.mark.parametrize(
+    ("delimiter", "note", "found"),
+    [
+        (",", r'"say \"hi\", she said"', {"escape": "\\"}),  # Spark
+        ("\t", r"a\tb \\ c", {"delimiter": "\t", "escape": "postgresql"}),  # COPY
+        ("\t", "two\\\nlines \\\\", {"delimiter": "\t", "escape": "mysql"}),  # OUTFILE
+        ("\t", r"C:\new\table", {"delimiter": "\t"}),
+        (",", r'"C:\new"', {}),
+        (",", '"say ""hi"""', {}),
+    ],
+)
+def test_escapes_are_found(delimiter: str, note: str, found: dict[str, str]) -> None:
+    rows = ([str(i), f"2020-01-{1 + i % 28:02d}", note if i % 9 == 0 else "plain", str(i * 3)] for i in range(200))
+    lines("zone/a.csv", *map(delimiter.join, [["id", "day", "note", "price"], *rows]))
+    assert proposed("zone")["read"] == found
+
+
 def test_excel_needs_no_setting() -> None:
     lines("zone/a.csv", "sep=;", "id;day;price", *(f"{i};2020-01-01;{i}" for i in range(200)), encoding="utf-16")
     found = proposed("zone")
