@@ -137,11 +137,12 @@ def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, st
 
 def _renamed_at_the_source(table: OpenTable, known: TableSpec, spec: TableSpec, surveys: Sequence[Survey]) -> list[str]:
     """A warning for files with a new column that lack an old one: it may be the same column under another name."""
-    before = set(known.schema.names)
+    # An old name that comes again is told by `under_old_names`.
+    before = {*known.schema.names, *(one.name for one in known.renames)}
     in_no_file = {one.column for one in known.partition_from} | set(
         known.order_by if known.stamped or known.order_in_name else ()
     )
-    renamed = {known.names_by_id.get(one.id) for one in known.renames}  # `under_old_names` tells of these
+    renamed = {known.names_by_id.get(one.id) for one in known.renames}
     aliased = {alias.lower() for alias in table.settings.read.aliases}  # `_aliased_columns` of these
     told = {name for name in known.schema.names if name in renamed or name.lower() in aliased}
     expected = [n for n in known.schema.names if n not in in_no_file | told] if known.mode == "rows" else []

@@ -473,7 +473,7 @@ def test_ambiguous_dates_pass_once_one_format_is_meant(tmp_path: Path) -> None:
 def test_dates_without_effect_are_told(tmp_path: Path) -> None:
     read = "[tables.t.read]\ndates = { shipedd = '%d/%m/%Y', day = '%d/%m/%Y' }\n"
     path = config(tmp_path, f"{TABLE}{read}")
-    (tmp_path / "landing/a.csv").write_text("id,day,shipped\na,25/03/2024,\n")
+    (tmp_path / "landing/a.csv").write_text("id,day,shipped\na,25/03/2024,x\n")
     (warning,) = [w for w in run(path)["warnings"] if "dates" in w]
     assert "Did you mean 'shipped'?" in warning
 

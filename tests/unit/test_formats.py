@@ -12,8 +12,8 @@ import lzma
 import tracemalloc
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -590,9 +590,13 @@ def test_what_is_read_bit_by_bit_is_fetched_in_few_parts(
     )
     asked: list[int] = []
 
-    class Counted:
+    class Counted(AbstractContextManager["Counted"]):
         def __init__(self, source: Any) -> None:
             self._source = source
+            self.size = source.size
+
+        def __exit__(self, *raised: object) -> None:
+            self._source.close()
 
         def read(self, size: int) -> bytes:
             asked.append(size)
@@ -601,10 +605,8 @@ def test_what_is_read_bit_by_bit_is_fetched_in_few_parts(
         def seek(self, place: int) -> None:
             self._source.seek(place)
 
-    @contextmanager
-    def counted(self: LocalStore, name: str, etag: str | None = None) -> Iterator[Any]:
-        with opened(self, name, etag) as source:
-            yield Counted(source)
+    def counted(self: LocalStore, name: str, etag: str | None = None) -> Counted:
+        return Counted(opened(self, name, etag))
 
     opened = LocalStore.open
     monkeypatch.setattr(LocalStore, "open", counted)
