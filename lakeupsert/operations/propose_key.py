@@ -5,6 +5,7 @@ Writes    nothing
 Repeat    safe
 """
 
+import re
 from collections.abc import Sequence
 from functools import cache
 
@@ -25,6 +26,8 @@ REGULAR = 0.8
 """The share of steps between times that are equal, if somebody measures at fixed times."""
 DENSE, ALIKE = 50, 0.85
 """Numbers of things are given one after the other, so that at least one of so many is taken, or most have as many digits."""
+
+_UNNAMED = re.compile(r"_c\d+")
 
 
 class KeySigns:
@@ -52,6 +55,8 @@ class KeySigns:
     def _is_measure(self, name: str) -> bool:
         """Whether two rows may well have the same value although they are different things: amounts, and times of events."""
         values = self.rows.values[name]
+        if _UNNAMED.fullmatch(name) and not all(map(_UNNAMED.fullmatch, self.rows.values)):
+            return True  # R and pandas number the rows of each file in a column without a name
         if is_named(name, "key") or is_date(values.type) or is_string(values.type):
             return False
         if is_temporal(values.type):

@@ -242,7 +242,7 @@ def _rows(
     for begin, fields in records:
         if not names:
             names = (
-                [name or "" for name in fields]
+                [name if name and name.strip() else f"_c{i}" for i, name in enumerate(fields)]
                 if reading.has_header
                 else reading.columns or [f"_c{i}" for i in range(len(fields))]
             )

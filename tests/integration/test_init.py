@@ -295,6 +295,18 @@ def test_escapes_are_found(delimiter: str, note: str, found: dict[str, str]) -> 
     assert proposed("zone")["read"] == found
 
 
+def test_row_numbers_without_a_name_are_no_key() -> None:
+    for v in (1, 2):
+        lines(
+            f"zone/{v}.csv",
+            ",order_id,day,price",
+            *(f"{i},{7 * i + v},2020-01-{1 + i % 28:02d},{i}" for i in range(200)),
+        )
+    assert proposed("zone")["key"] == ["order_id"]
+    answer("zone")
+    assert sorted(row[0] for row in table_rows())[:2] == ["0", "0"]
+
+
 def test_excel_needs_no_setting() -> None:
     lines("zone/a.csv", "sep=;", "id;day;price", *(f"{i};2020-01-01;{i}" for i in range(200)), encoding="utf-16")
     found = proposed("zone")

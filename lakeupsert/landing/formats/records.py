@@ -163,6 +163,11 @@ def record_ends(breaks: Indices, data: bytes, *, final: bool) -> Indices:
     return ends
 
 
+def named(names: Sequence[str]) -> list[str]:
+    """Column names, with those of Spark (`_c0`, `_c1`, ...) for columns that have none, as the row numbers of R and pandas."""
+    return [name if name.strip() else f"_c{i}" for i, name in enumerate(names)]
+
+
 def _columns(pieces: Iterator[_Records], file: LandingInput, dialect: Dialect) -> tuple[list[str], list[_Records]]:
     """The column names, and the first records after the header, which were read with it; neither in an empty file."""
     reading = dialect.reading
@@ -173,7 +178,7 @@ def _columns(pieces: Iterator[_Records], file: LandingInput, dialect: Dialect) -
         at = int(filled[0])
         if not reading.has_header:
             try:
-                names = list(reading.columns) or [f"_c{i}" for i in range(dialect.count(piece.text(at)))]
+                names = list(reading.columns) or named([""] * dialect.count(piece.text(at)))
             except pa.ArrowInvalid as e:
                 raise UnreadableFileError(
                     file.path, f"The number of columns in its first record can't be found: {e}"
@@ -182,7 +187,7 @@ def _columns(pieces: Iterator[_Records], file: LandingInput, dialect: Dialect) -
         try:
             if piece.unclosed and at == len(piece.starts) - 1:
                 raise UnreadableFileError(file.path, "The header has a quote that is never closed.")
-            names = dialect.names(piece.text(at))
+            names = named(dialect.names(piece.text(at)))
         except (UnicodeDecodeError, HeaderError) as e:
             raise UnreadableFileError(file.path, f"The header is not CSV in {reading.encoding.upper()}: {e}") from e
         check_names(file.path, names)
