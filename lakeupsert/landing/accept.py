@@ -355,6 +355,7 @@ def _convert_columns(
     unfit_nested = []
     all_unavailable: dict[str, Mask] = {}
     derived = {one.column for one in rules.spec.partition_from}
+    sources = {one.source for one in rules.spec.partition_from}  # beyond all years: `bad_partition`
     for field in rules.spec.schema:
         name, type_ = field.name, field.type
         if name in given:
@@ -380,7 +381,8 @@ def _convert_columns(
         if name in rules.spec.partition_by:
             partition_unfit[name] = unfit | unreadable
         else:
-            refusals.add_values("bad_type", unreadable, name, _UNREADABLE)
+            if name not in sources:
+                refusals.add_values("bad_type", unreadable, name, _UNREADABLE)
             refusals.add_values("bad_type", unfit, name, f"does not fit {type_}", _hint(type_))
             unfit_nested += [name] if pa.types.is_nested(type_) and unfit.any() else []
     columns |= derived_columns(rules.spec, columns)

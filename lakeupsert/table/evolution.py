@@ -40,10 +40,10 @@ _GRAMMAR = {
     "partition_by": " (COLUMN, or year, month, date or hour of one: `date(COLUMN) as NAME`, or `bucket(N, COLUMN, …)`)",
 }
 _WRAPPED: dict[Literal["debezium", "dms"], tuple[set[str], ...]] = {
-    "debezium": ({"op", "before", "after"}, {"schema", "payload"}),
+    "debezium": ({"op", "before", "after"}, {"op", "after", "source"}, {"schema", "payload"}),
     "dms": ({"data", "metadata"},),
 }
-"""The columns of change events that are read without the setting `read.envelope`."""
+"""The columns of change events that are read without the setting `read.envelope`. In a snapshot `before` is always null."""
 _UNSPLIT = re.compile(r"[^;,|\t]+([;,|\t])(?:[^;,|\t]+\1)*[^;,|\t]+")
 _ORDER_TYPES = "numbers, text, dates, times, timestamps, booleans, binary"
 _NO_EXPRESSION = (

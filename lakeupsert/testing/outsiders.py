@@ -43,7 +43,6 @@ Columns = list[list[tuple[str, str]]]
 UNFIT: Mapping[str, pa.DataType] = {
     "unsigned": pa.uint32(),
     "nanoseconds": pa.timestamp("ns"),
-    "half": pa.float16(),
     "time": pa.time64("us"),
     "inside": pa.list_(pa.uint8()),
 }

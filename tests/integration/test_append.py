@@ -197,11 +197,11 @@ def land_two(lake: Lake, **more: Any) -> None:
     pq.write_table(pa.table({**columns, **more}), lake.root / "landing" / "1.parquet")
 
 
-def test_uuid_column_comes_back(lake: Lake) -> None:
+def test_uuid_column_comes_back_as_text(lake: Lake) -> None:
     values = [uuid.UUID(int=1).bytes, None]
     land_two(lake, u=pa.ExtensionArray.from_storage(pa.uuid(), pa.array(values, pa.binary(16))))
     lake.run()
-    assert [r["u"] for r in lake.rows()] == [uuid.UUID(int=1), None]
+    assert [r["u"] for r in lake.rows()] == [str(uuid.UUID(int=1)), None]
 
 
 def test_base_files_of_nan_are_filtered_rightly_by_other_programs(lake: Lake) -> None:

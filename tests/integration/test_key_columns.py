@@ -118,7 +118,7 @@ class Nights:
         return [row for name in names for row in pq.read_table(self.root / "processed" / name).to_pylist()]
 
     def rows(self) -> list[dict[str, Any]]:
-        return [{name: row[name] for name in SCHEMA} for row in self.whole_rows()]
+        return [{name: value for name, value in row.items() if name != "at"} for row in self.whole_rows()]
 
     def whole_rows(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self.table.to_arrow().read_all().to_pylist()

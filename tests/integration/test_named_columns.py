@@ -164,7 +164,7 @@ def test_file_that_is_not_as_a_setting_says_makes_no_table(settings: str, code: 
 @pytest.mark.parametrize(
     ("line", "envelope"),
     [
-        ({"before": None, "after": {"id": "a"}, "op": "c"}, "debezium"),
+        ({"before": None, "after": {"id": "a"}, "source": {"lsn": 1}, "op": "c"}, "debezium"),
         ({"schema": {}, "payload": {"after": {"id": "a"}}}, "debezium"),
         ({"data": {"id": "a"}, "metadata": {"operation": "load"}}, "dms"),
     ],
@@ -221,7 +221,7 @@ def test_later_batch_of_a_slip_names_the_near_column(tmp_path: Path) -> None:
 
 
 def test_batch_without_a_row_says_nothing(tmp_path: Path) -> None:
-    feed = Feed(tmp_path, DELETED.format("op"))
+    feed = Feed(tmp_path, DELETED.format("op") + '[tables.t.schema]\nday = "date"\nversion = "bigint"\n')
     feed.land("1.csv", "id,day,version\n")
     assert not any("'op'" in w for command in COMMANDS for w in feed.warnings(*command))
 
