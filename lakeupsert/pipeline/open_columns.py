@@ -1,4 +1,4 @@
-"""Columns and fields of landing files that show no type yet, because no row has a value in them (ADR 0051).
+"""Columns and fields of landing files that show no type yet, because no row has a value in them (ADR 0049).
 
 They stay open: the table gets them with their first value, so that nobody's guess is their type for good.
 

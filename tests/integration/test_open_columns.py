@@ -1,4 +1,4 @@
-"""Columns without a value have no type yet: the table gets them with their first value (ADR 0051)."""
+"""Columns without a value have no type yet: the table gets them with their first value (ADR 0049)."""
 
 import io
 import json
