@@ -212,11 +212,11 @@ def doubtful_snapshots(rows: Rows, spec: TableSpec) -> set[str]:
     first = spec.order_by[0]
     if "__source_snapshot" not in rows.schema.names or not (first == LOG_POSITION or first in EVENT_TIMES):
         return set()
-    kinds = rows["__source_snapshot"]
+    kinds = rows["__source_snapshot"].cast(pa.string())
     if first in EVENT_TIMES:
         return {"incremental"} & set(pc.unique(kinds).to_pylist())
-    begins = rows.filter(pc.is_in(kinds, pa.array(["first", "first_in_data_collection"], kinds.type)))
-    return {position for position in begins[LOG_POSITION].to_pylist() if is_first_snapshot(position)}
+    begins = rows.filter(pc.is_in(kinds, pa.array(["first", "first_in_data_collection"])))
+    return {position for position in begins[LOG_POSITION].cast(pa.string()).to_pylist() if is_first_snapshot(position)}
 
 
 def ranked_rows(job: AppendJob, accepted: Rows, place: int) -> Rows:

@@ -61,7 +61,7 @@ def _with_point(number: str) -> str:
     """A number with a decimal comma, and perhaps with points between its thousands, as one with a decimal point."""
     whole, comma, fraction = number.partition(",")
     groups = whole.lstrip("+-").split(".")
-    grouped = bool(comma and 0 < len(groups[0]) <= 3 and all(len(group) == 3 for group in groups[1:]))
+    grouped = bool(comma and re.fullmatch(r"[1-9]\d{0,2}", groups[0]) and all(len(group) == 3 for group in groups[1:]))
     return f"{whole.replace('.', '') if grouped else whole}{'.' if comma else ''}{fraction}"
 
 
@@ -258,11 +258,16 @@ def _json_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iter
     unwrap = unwrap_of(reading)
     for begin, text in _elements(lines) if is_array else _json_lines(lines):
         if text.strip() and begin not in refused:
-            row = json.loads(text, parse_float=_MARKED.format, parse_int=_MARKED.format)
+            row = json.loads(text, parse_float=_MARKED.format, parse_int=_whole)
             if unwrap is not None:
                 row = unwrap(row)
             if isinstance(row, dict):  # a message without a row is the name of its kind
                 yield {name: _json_text(value) for name, value in row.items()}
+
+
+def _whole(digits: str) -> int | str:
+    """An integer, which may be a part of an event's position, if it has the same digits again."""
+    return int(digits) if len(digits) < 20 and digits != "-0" else _MARKED.format(digits)
 
 
 def _json_lines(lines: _Lines) -> Iterator[tuple[int, str]]:

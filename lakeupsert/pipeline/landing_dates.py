@@ -8,7 +8,10 @@ from datetime import UTC, date, datetime
 
 from lakeupsert.landing.files import format_of
 
-_DIGITS = re.compile("[0-9]+")
+_COUNTED = re.compile(
+    r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"  # a UUID is no number
+    r"|(?<![0-9A-Za-z])(?<![0-9]\.)(?P<word>[A-Za-z]*)(?P<number>[0-9]+)(?![0-9A-Za-z])"
+)
 _LONGEST_NUMBER = 64
 """Digits of the longest number that is compared as one: as long as a hash."""
 COMMON_PATTERNS = ("%Y-%m-%d", "%Y%m%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%m-%d-%Y", "%d-%m-%Y")
@@ -59,10 +62,14 @@ def received_on(path: str, pattern: str) -> date | None:
 def arrival_order(path: str, pattern: str) -> tuple[date, str, str]:
     """What sorts the files of a batch: the date of their folder, then the path, in which numbers count as numbers.
 
-    So `2.csv` is before `10.csv`, and `01/02/2021/` after `31/01/2021/` if ``pattern`` says that the day comes first.
+    So `2.csv` is before `10.csv`, and `01/02/2021/` after `31/01/2021/` if ``pattern`` says that the day comes first. Names that
+    are made to sort as text stay text: UUIDs, words of letters and digits such as ULIDs, and fractions (`05.25`).
     """
-    by_number = _DIGITS.sub(lambda number: number[0].zfill(_LONGEST_NUMBER), path)
-    return received_on(path, pattern) or date.min, by_number, path
+
+    def padded(found: re.Match[str]) -> str:
+        return f"{found['word']}{found['number'].zfill(_LONGEST_NUMBER)}" if found["number"] else found[0]
+
+    return received_on(path, pattern) or date.min, _COUNTED.sub(padded, path), path
 
 
 def is_stray(path: str, pattern: str, configured: str) -> bool:

@@ -174,7 +174,8 @@ class _Publisher:
         """``new``, unless it would name a missing manifest, and a failed partition holds the night back."""
         table, body, number = self.table, new or (last.body if last else None), last.number if last else -1
         self.missing = {} if body is None else table.missing_manifests({number + (new is not None): body})
-        if self.missing and (table.objects.snapshots.newest_number() or -1) > number:
+        newest = table.objects.snapshots.newest_number() if self.missing else None
+        if newest is not None and newest > number:
             self.missing = {}  # somebody published meanwhile, and a vacuum may have trimmed what the older snapshot names
         return None if self.missing and table.settings.on_failed_partition == "hold" else new
 

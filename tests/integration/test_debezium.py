@@ -283,6 +283,22 @@ def test_messages_without_a_row_are_counted_by_kind(tmp_path: Path, wrapped: boo
     feed.reconcile()
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"id": 2, "status": "paid", "__op": "u"},
+        {"id": 2, "status": "paid", "event_count": 1},
+        {"id": 2, "ddl": "x", "source": "web", "name": "n"},
+        {"id": 2, "tableChanges": 1},
+    ],
+)
+def test_row_without_an_envelope_is_not_taken_for_a_message_without_a_row(tmp_path: Path, row: Record) -> None:
+    feed = Feed(tmp_path)
+    feed.night(jsonl([event("c", 1, {"id": 1})]))
+    entry = feed.night(jsonl([event("c", 2, {"id": 3}), row])).append.entry
+    assert (entry.skipped, entry.quarantined) == ({}, {"malformed": 1})
+
+
 def test_messages_without_a_row_are_counted_in_avro(tmp_path: Path) -> None:
     feed = Feed(tmp_path)
     kinds = ("heartbeat", "transaction", "schema_change", "message")

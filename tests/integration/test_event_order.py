@@ -148,6 +148,14 @@ def test_event_without_a_position_is_refused(tmp_path: Path) -> None:
     assert feed.rows == [[1, None, "a", "x"]]
 
 
+def test_snapshot_may_be_a_boolean(tmp_path: Path) -> None:
+    feed = Feed(tmp_path)
+    of_mysql = {"connector": "mysql", "file": "b.000001"}
+    feed.night([event("r", 1, "x", {**of_mysql, "pos": 4, "snapshot": True})])
+    feed.night([event("u", 1, "y", {**of_mysql, "pos": 9, "snapshot": False})])
+    assert [row[-1] for row in feed.rows] == ["y"]
+
+
 def test_connector_without_positions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as e:
         Feed(tmp_path).night([event("c", 1, "x", {"connector": "oracle", "scn": "1"})])

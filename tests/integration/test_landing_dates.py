@@ -226,8 +226,14 @@ def test_pattern_of_folders(folders: list[str], expected: tuple[str, ...]) -> No
         ("%d-%m-%Y", ["31-01-2021/a", "01-02-2021/a"]),
         ("%Y/%m/%d", ["2021/9/30/a", "2021/10/1/a"]),
         ("%Y%m%d", ["20210101/part-2", "20210101/part-10", "20210102/part-1"]),
-        ("", ["2/a", "10/a", "a-2", "a2", "a2b", "a10", "a10-1", "b-007", "b-7", "b-08", "z9/1", "z10/0", "é"]),
+        ("", ["2/a", "10/a", "a-2", "a2", "a10", "a10-1", "a2b", "b-007", "b-7", "b-08", "z9/1", "z10/0", "é"]),
         ("", ["1" * 65, "2" * 65]),
+        # names that sort as text by design: UUIDs, ULIDs, fractions of seconds
+        ("", ["0190fc3e-7d1a-7cc3-98c4-dc0c0c07398f.csv", "019a1b2c-7d1a-7cc3-98c4-dc0c0c07398f.csv"]),
+        ("", ["01901234-1111-7111-8111-111111111111", "019012ab-0000-7000-8000-000000000000"]),
+        ("", ["01J1ZD0000ABCDEFGHJKMNPQRS", "01J1ZD9999ABCDEFGHJKMNPQRS", "01J20D0000ABCDEFGHJKMNPQRS"]),
+        ("", ["2024-07-01T10:00:05.123456Z.csv", "2024-07-01T10:00:05.124Z.csv"]),
+        ("", ["a-1720000000.25.csv", "a-1720000000.5.csv"]),
         # of numbers of one length, the order of their text
         ("", ["A", "a", "a-00001-f3", "a-00002-03", "a.2020-01-01", "a.2020-01-02", "a/x", "a0", "aa"]),
     ],

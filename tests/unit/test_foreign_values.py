@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import orc
 
 from lakeupsert.config import Reading
 from lakeupsert.landing.accept import RowRules, read_rows
@@ -375,6 +376,15 @@ def test_dates_of_orc_of_spark_stay_what_they_are(folder: Folder) -> None:
         "2024-07-01 12:00:00.123456",
     ]
     assert [str(one) for one in rows["ts"].cast(pa.timestamp("us")).to_pylist()] == clocks
+
+
+def test_timestamps_of_orc_of_pyarrow_around_1970_stay(folder: Folder) -> None:
+    moments = pa.array([-1_500_000, -1_000_000, -500_000, -1, 0, 1, 500_000, 1_500_000], pa.timestamp("us"))
+    out = io.BytesIO()
+    orc.write_table(pa.table({"v": moments}), out)
+    assert (
+        folder.rows(folder.put("a.orc", out.getvalue()))["v"].combine_chunks().cast(pa.timestamp("us")).equals(moments)
+    )
 
 
 def test_timestamps_of_orc_java_2_3_in_new_york(folder: Folder) -> None:

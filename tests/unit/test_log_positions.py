@@ -78,6 +78,15 @@ def test_positions_sort_like_the_log(log: list[dict[str, Any]]) -> None:
         {"connector": "mysql", "file": "binlog", "pos": 4},
         {"connector": "mysql", "file": "binlog.000001"},
         {"connector": "sqlserver", "commit_lsn": None},
+        {"connector": "sqlserver", "commit_lsn": "27:758:5"},
+        {"connector": "postgresql", "sequence": "[1e3,2e3.5]"},
+        {"connector": "postgresql", "sequence": '["1.5","2"]'},
+        {"connector": "postgresql", "sequence": '["-1","2"]'},
+        {"connector": "postgresql", "sequence": '["1","2","3"]'},
+        {"connector": "postgresql", "sequence": f'["{10**19}","2"]'},
+        {"connector": "mysql", "file": "binlog.000001", "pos": 10.0},
+        {"connector": "mysql", "file": "binlog.000001", "pos": True},
+        {"connector": "mysql", "file": "binlog.000001", "pos": -4},
     ],
 )
 def test_no_position_is_made_up(source: Any) -> None:

@@ -40,7 +40,7 @@ def debezium(message: object, *, positions: bool = False) -> Row | Skipped:
     if "op" not in message:
         return _kind_without_op(message)
     op, after, before = message["op"], message.get("after"), message.get("before")
-    if op == "m":
+    if op == "m" and "after" not in message:
         return "message"  # an application logged it
     source = message.get("source")
     if op == "t":
@@ -60,22 +60,25 @@ def debezium(message: object, *, positions: bool = False) -> Row | Skipped:
 
 def _kind_without_op(message: Row) -> Skipped:
     kind = _kind_of(message.keys())
-    if kind is None:
+    if kind is None or (kind == "transaction marker" and message["status"] not in ("BEGIN", "END")):
         raise NoEnvelopeError("Not a change event of Debezium: it has no `op`.")
     return kind
 
 
 def _kind_of(fields: Collection[str]) -> Skipped | None:
-    if {*fields} == {"ts_ms"}:
+    """The kind of a message without `op`. A row that was flattened may have some of these fields, but never these only."""
+    names = {*fields} - {"ts_us", "ts_ns"}
+    if names == {"ts_ms"}:
         return "heartbeat"
-    if {"status", "id"} <= {*fields}:
+    if {"status", "id", "event_count"} <= names <= {"status", "id", "event_count", "data_collections", "ts_ms"}:
         return "transaction marker"
-    return "schema change" if {"ddl", "tableChanges"} & {*fields} else None
+    of_schema = {"source", "position", "ts_ms", "databaseName", "schemaName", "ddl", "tableChanges"}
+    return "schema change" if "source" in names <= of_schema and names & {"ddl", "tableChanges"} else None
 
 
 def has_no_row(fields: Collection[str]) -> bool:
     """Whether messages of Debezium with these fields never have a row."""
-    return _kind_of(fields) is not None or {"op", "message"} <= {*fields}
+    return _kind_of(fields) is not None or ({"op", "message"} <= {*fields} and "after" not in fields)
 
 
 def dms(message: object) -> Row | Skipped:

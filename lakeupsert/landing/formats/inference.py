@@ -29,7 +29,7 @@ FROM_TEXT = [pa.bool_(), *_NUMBERS, *TEMPORAL]
 
 
 _NUMBER_WITH = r"^([+-]?\d*)\{}(\d*(?:[eE][+-]?\d+)?)$"
-THOUSANDS = r"[+-]?\d{1,3}(?:\.\d{3})+,\d*"
+THOUSANDS = r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+,\d*"
 """1.234,50: here the points can only separate thousands."""
 
 

@@ -51,7 +51,8 @@ def _correct(zone: str, by_java: bool, array: pa.Array) -> pa.Array:
 
 def _undo_cut(zone: str, clocks: Indices) -> Indices:
     seconds, rest = np.divmod(clocks, _SECOND)
-    near = (np.abs(seconds) <= _DAY) & (rest > _MILLISECOND)
+    # A writer that cuts leaves no fraction in the second before 1970; there it is from one that does not cut, as pyarrow.
+    near = (np.abs(seconds) <= _DAY) & (rest > _MILLISECOND) & (seconds != -1)
     if not near.any():
         return clocks
     stored = np.where(seconds < 0, seconds + 1, seconds)[near]

@@ -21,7 +21,8 @@ NEEDED: dict[str, tuple[str, ...]] = {
 
 EVENT_TIMES = ("__source_ts_us", "__source_ts_ns", "__source_ts_ms", "__ts_us", "__ts_ns", "__ts_ms")
 """Columns with times of events: of the commit, but of a row of a snapshot when it was read or sent."""
-_DIGITS = re.compile(r"\d+")
+_LSN = re.compile(r"[0-9a-f]{8}:[0-9a-f]{8}:[0-9a-f]{4}")
+"""Of SQL Server."""
 _NO_COMMIT = f"{0:019}-0-"
 
 
@@ -49,28 +50,30 @@ def _postgresql(source: Mapping[str, object]) -> str:
     commit before it, and loses to every change after it.
     """
     commit, change = json.loads(str(source["sequence"]))
-    is_change = source.get("snapshot") in (None, "false", False)
+    is_change = str(source.get("snapshot") or "false").lower() == "false"
     return f"{_number(commit):019}-{is_change:d}-{_number(change):019}"
 
 
 def _mysql(source: Mapping[str, object]) -> str:
     """The number of the binary log, the place in it, and the row of the event. The log is written in the order of commits."""
-    number, place, row = (_number(value) for value in (source["file"], source["pos"], source.get("row")))
-    return f"{number:010}-{place:019}-{row:010}"
+    number = _number(str(source["file"]).rpartition(".")[2], digits=10)
+    return f"{number:010}-{_number(source['pos']):019}-{_number(source.get('row'), digits=10):010}"
 
 
 def _sqlserver(source: Mapping[str, object]) -> str:
     """LSNs are hexadecimal texts of one length. A snapshot has no LSN of a change, so it loses to the changes of its commit."""
-    if not source["commit_lsn"]:
-        raise ValueError("no commit")
-    return f"{source['commit_lsn']}-{source.get('change_lsn') or ''}-{_number(source.get('event_serial_no')):010}"
+    lsns = [str(source["commit_lsn"]).lower(), str(source.get("change_lsn") or "").lower()]
+    if not _LSN.fullmatch(lsns[0]) or not (lsns[1] == "" or _LSN.fullmatch(lsns[1])):
+        raise ValueError(lsns)
+    return f"{'-'.join(lsns)}-{_number(source.get('event_serial_no'), digits=10):010}"
 
 
-def _number(value: object) -> int:
-    """The number that ``value`` is, or that ends it as in `binlog.000012`; 0 for null."""
-    if value is None:
-        return 0
-    return int(_DIGITS.findall(str(value))[-1])
+def _number(value: object, digits: int = 19) -> int:
+    """The whole number that ``value`` is, also as text; 0 for null. Raises ValueError if it is none."""
+    text = "0" if value is None else str(value)
+    if not re.fullmatch(rf"[0-9]{{1,{digits}}}", text):
+        raise ValueError(text)
+    return int(text)
 
 
 _POSITIONS: dict[object, Callable[[Mapping[str, object]], str]] = {
