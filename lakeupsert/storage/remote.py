@@ -120,11 +120,15 @@ class Conditions:
 
     def prove_before_write(self, store: ObjectStore, create: Create, endpoint: str | None) -> None:
         """`prove`, so that an unfit server gets no object at all. The vendor's own is believed until the first create."""
-        if endpoint is not None:
+        if endpoint is None:
+            return
+        for is_last in (False, False, True):
             try:
                 self.prove(store, create, endpoint)
-            except UnknownOutcomeError as e:
-                raise unreachable(store.uri(), str(e)) from e
+                return
+            except UnknownOutcomeError as e:  # whatever the lost request did, the whole check may be made again
+                if is_last:
+                    raise unreachable(store.uri(), str(e)) from e
 
     def _prove_races(self, store: ObjectStore, create: Create, endpoint: str) -> None:
         raced = f"{PROBE}-{hashlib.sha256(endpoint.encode()).hexdigest()[:16]}"
