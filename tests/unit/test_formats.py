@@ -792,7 +792,7 @@ def test_what_is_no_change_event_is_refused_with_its_reason(landing: Landing) ->
     landing.reading = Reading(envelope="debezium")
     lines = [
         json.dumps(change("t")), "[]", "{", json.dumps({"id": 1}), json.dumps(change("c", None, "text")),
-        json.dumps(change("m", message={})), json.dumps(change("d")),
+        json.dumps({"op": "m", "message": {}}), json.dumps(change("d")),
     ]  # fmt: skip
     accepted, quarantined = landing.read(landing.put("a.jsonl", "\n".join(lines)), enveloped())
     assert accepted == []
