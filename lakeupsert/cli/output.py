@@ -59,6 +59,7 @@ def append_result(appended: "AppendResult | None") -> dict[str, object]:
                 "keys_moved": entry.keys_moved,
                 "unknown_deletes": entry.unknown_deletes,
                 "hollow_deletes": entry.hollow_deletes,
+                "incomplete_creates": entry.incomplete_creates,
                 "skipped": entry.skipped,
                 "bytes_written": sum(t.bytes for t in entry.touched.values()),
                 "touched_partitions": list(entry.touched),

@@ -170,7 +170,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
     known = {*job.spec.schema.names, *([job.spec.delete.column] if job.spec.delete else [])}
     with job.quarantine() as quarantine:
         for file in inputs:
-            rows_read = rows_accepted = hollow = 0
+            rows_read = rows_accepted = hollow = incomplete = 0
             names: dict[str, str] = {}
             snapshots: set[str] = set()
             skipped: Counter[str] = Counter()
@@ -184,6 +184,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                     snapshots |= doubtful_snapshots(rows.accepted, job.spec)
                     skipped.update(rows.skipped)
                     hollow += rows.hollow_deletes
+                    incomplete += rows.incomplete_creates
                     if job.only is None:
                         quarantine.write(rows.quarantined)
                     accepted, reports = drop_left_out(job, job.of_wanted_partitions(rows.accepted))
@@ -193,7 +194,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                 operations = job.spec.delete is not None and job.spec.delete.column in names
                 renamed = job.spec.under_old_names(names)
                 waiting = tuple(names.keys() - known) if rows_accepted else ()
-                found = tuple(sorted(snapshots)), dict(skipped), waiting, hollow
+                found = tuple(sorted(snapshots)), dict(skipped), waiting, hollow, incomplete
                 yield FileRead(file.path, rows_read, rows_accepted, content, operations, renamed, *found)
             except UnreadableFileError as e:
                 unplanned, damaged = (isinstance(e, kind) for kind in (UnplannedColumnError, DamagedFileError))

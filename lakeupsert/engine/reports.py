@@ -20,7 +20,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
         snapshots: those of a change feed that the table's order may misplace (`batch.doubtful_snapshots`).
         skipped: messages without a row, by their kind.
         waiting: columns that the table lacks, since no row has a value there.
-        hollow_deletes: deletes that bring nothing but their key (`landing.hollow`).
+        hollow_deletes, incomplete_creates: as in `landing.accept.CheckedRows`.
     """
 
     path: str
@@ -33,6 +33,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
     skipped: dict[str, int] = {}
     waiting: tuple[str, ...] = ()
     hollow_deletes: int = 0
+    incomplete_creates: int = 0
 
 
 class FileFailed(msgspec.Struct, frozen=True, tag=True):

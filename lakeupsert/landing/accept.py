@@ -100,6 +100,7 @@ class CheckedRows:
         names: the columns that the block has, by the table's names, with the file's name of each.
         skipped: how many messages of the block hold no row, by their kind.
         hollow_deletes: how many accepted deletes bring nothing but their key (`find_hollow_deletes`).
+        incomplete_creates: how many accepted rows begin with a value that Debezium did not get, so nobody knows it.
     """
 
     accepted: Rows
@@ -107,6 +108,7 @@ class CheckedRows:
     names: dict[str, str]
     skipped: Mapping[str, int]
     hollow_deletes: int = 0
+    incomplete_creates: int = 0
 
 
 def read_rows(
@@ -297,6 +299,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
             refusals.add("order_missing", rows, reason)
 
     hollow = find_hollow_deletes(columns, is_delete & ~refusals.refused, spec)
+    incomplete = _find_incomplete_creates(block, converted) & ~refusals.refused
     if spec.has_deletes:
         columns[DELETE_FLAG] = pa.array(is_delete)
     columns |= {PARTITION: partitions, PLACE: pa.array(block.places, pa.int64())}
@@ -304,8 +307,8 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     accepted = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
     if refusals.refused.any():
         accepted = accepted.filter(pa.array(~refusals.refused))
-    count = int(np.count_nonzero(hollow))
-    return CheckedRows(accepted, refusals.table(), names_in_file(block), block.skipped, count)
+    counts = [int(np.count_nonzero(found)) for found in (hollow, incomplete)]
+    return CheckedRows(accepted, refusals.table(), names_in_file(block), block.skipped, *counts)
 
 
 def new_columns(block: Block, spec: TableSpec) -> set[str]:
@@ -375,7 +378,10 @@ def _convert_columns(
             columns[name] = pc.if_else(pa.array(unavailable), None, columns[name])
             unfit, all_unavailable[name] = unfit & ~unavailable, unavailable
             if rules.spec.mode == "rows":
-                what = 'stands for a value that Debezium did not get; only `mode = "columns"` keeps the stored one'
+                what = (
+                    'stands for a value that Debezium did not get; `mode = "columns"` keeps the stored one, and '
+                    "`REPLICA IDENTITY FULL` at the source sends it"
+                )
                 refusals.add_values("bad_type", unavailable, name, what)
         refusals.add_meanings(name, block.ambiguous(name, type_))
         if name in rules.spec.partition_by:
@@ -395,6 +401,13 @@ def _unavailable(block: Block, name: str, column: pa.Array, unfit: Mask) -> Mask
     if rows := np.flatnonzero(unfit).tolist():
         found[rows] = [is_unavailable(value) for value in block.originals(name, rows)]
     return found
+
+
+def _find_incomplete_creates(block: Block, converted: _ConvertedColumns) -> Mask:
+    """Which rows lack an unavailable value and begin, so no stored row has it: the key of a row changed at the source."""
+    operations, _ = block.convert("__op", pa.string())
+    incomplete: Mask = np.logical_or.reduce([np.zeros(len(operations), bool), *converted.unavailable.values()])
+    return incomplete & as_mask(pc.is_in(operations, pa.array(["c", "r"])))
 
 
 def _partitions(converted: _ConvertedColumns, is_delete: Mask, refusals: _Refusals, spec: TableSpec) -> pa.Array:

@@ -27,7 +27,7 @@ from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.discover import Ground, Request, contents_of, discover, refuse_all_skipped
-from lakeupsert.pipeline.event_order import hollow_deletes, misplaced_events, misplaced_snapshots
+from lakeupsert.pipeline.event_order import hollow_deletes, incomplete_creates, misplaced_events, misplaced_snapshots
 from lakeupsert.pipeline.full_extract import (
     NO_EXTRACT,
     full_extract_entry,
@@ -205,6 +205,7 @@ def _attempt(
         *notes.warnings,
         *misplaced_events(table, plan.job.spec),
         *hollow_deletes(table, plan.job.spec, [link.body]),
+        *incomplete_creates([link.body]),
         *misplaced_snapshots(
             table, plan.job.spec, reports, is_first=link.number <= 1, is_full=request.full is not None
         ),
@@ -337,6 +338,7 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
         retention=table.settings.tombstones_kept,
         snapshot=ground.snapshot_number,
         hollow_deletes=sum(r.hollow_deletes for r in reports if isinstance(r, FileRead)),
+        incomplete_creates=sum(r.incomplete_creates for r in reports if isinstance(r, FileRead)),
         skipped=dict(sorted(skipped.items())),
         host=chosen,
         operations=operations if rows.total() and job.spec.delete and job.spec.delete.column else None,

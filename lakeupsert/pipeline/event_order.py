@@ -1,5 +1,5 @@
 """Warnings about events of a change feed: orders under which they are misplaced (docs/FORMATS.md, "The order of events"), and
-deletes that do not say where their rows are.
+deletes that do not say where their rows are, and rows that begin without a value.
 
 Reads     the spec, and what the row work noted of a batch
 Writes    nothing
@@ -61,6 +61,19 @@ def hollow_deletes(table: OpenTable, spec: TableSpec, entries: Iterable[LedgerEn
         'the source, `ALTER TABLE … REPLICA IDENTITY FULL` sends whole rows. Here, `key_scope = "table"` deletes by the key. '
         f"It is fixed when a table is created: give [tables.{table.name}] another `processed`, and `lakeupsert run` takes all "
         "landing files again"
+    ]
+
+
+def incomplete_creates(entries: Iterable[LedgerEntry]) -> list[str]:
+    """A warning if rows of these batches began with values that Debezium did not get."""
+    number = sum(entry.incomplete_creates for entry in entries)
+    if not number:
+        return []
+    has = "has" if number == 1 else "have"
+    return [
+        f"{count(number, 'new row')} {has} null for a value that Debezium did not get: a key changed at the source, and "
+        "PostgreSQL did not send the long values that stayed. `ALTER TABLE … REPLICA IDENTITY FULL` at the source sends them "
+        "from then on. So does an update that sets such a value"
     ]
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.pipeline.discover import holds_a_table
-from lakeupsert.pipeline.event_order import hollow_deletes, misplaced_events
+from lakeupsert.pipeline.event_order import hollow_deletes, incomplete_creates, misplaced_events
 from lakeupsert.pipeline.full_extract import newer_than_extract
 from lakeupsert.pipeline.next_spec import without_operations
 from lakeupsert.pipeline.opened import OpenTable
@@ -118,6 +118,7 @@ def status(table: OpenTable) -> Status:
             *newer_than_extract(table, body.changes),
             *(misplaced_events(table, table.spec(headers[-1].spec_version)) if headers else []),
             *(hollow_deletes(table, table.spec(headers[-1].spec_version), headers) if headers else []),
+            *incomplete_creates(headers),
             *([holds_a_table(table.landing_log)] if table.landing_log else []),
             *queue_warning,
         ),

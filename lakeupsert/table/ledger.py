@@ -224,6 +224,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         snapshot: the newest snapshot that the writer saw; None if there was none. If the newest snapshot is older than this one,
             newer ones were lost.
         hollow_deletes: deletes that bring nothing but their key, with invented values in all other columns (`landing.hollow`).
+        incomplete_creates: rows that began with a value that Debezium did not get, so it is null (`mode = "columns"`).
         skipped: messages of its files that hold no row, by their kind, for example ``tombstone``. They are not in ``rows_read``.
         host: where the landing files were read. None in entries without landing files, and in those of an earlier lakeupsert.
         clock_ahead: by how many microseconds the writer's clock, and so ``received_at``, was ahead of the store's, if that was
@@ -256,6 +257,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     orphans: int = 0
     snapshot: int | None = None
     hollow_deletes: int = 0
+    incomplete_creates: int = 0
     skipped: dict[str, int] = {}
     host: ChosenHost | None = None
     clock_ahead: int = 0

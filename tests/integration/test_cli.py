@@ -189,6 +189,7 @@ def test_run_appends_merges_and_publishes(lake: Path) -> None:
         "keys_moved": 0,
         "unknown_deletes": 0,
         "hollow_deletes": 0,
+        "incomplete_creates": 0,
         "skipped": {},
         "touched_partitions": ["day=2020-01-01", "day=2020-01-02"],
         "host": result["host"],

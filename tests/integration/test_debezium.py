@@ -129,7 +129,7 @@ def test_value_that_debezium_did_not_get_is_known_in_json(tmp_path: Path, mode: 
     feed.reconcile()
 
 
-def avro_of(columns: Mapping[str, pa.DataType], rows: Sequence[Record], *, enveloped: bool) -> bytes:
+def avro_of(columns: Mapping[str, pa.DataType], rows: Sequence[Record], *, enveloped: bool, op: str = "u") -> bytes:
     kinds: dict[pa.DataType, Any] = {
         pa.int32(): "int", pa.int64(): "long", pa.float64(): "double", pa.string(): "string", pa.binary(): "bytes",
         pa.date32(): {"type": "int", "logicalType": "date"},
@@ -158,7 +158,7 @@ def avro_of(columns: Mapping[str, pa.DataType], rows: Sequence[Record], *, envel
     maps = [name for name, type_ in columns.items() if pa.types.is_map(type_)]
     rows = [{**r, **{name: dict(r[name]) for name in maps}} for r in rows]
     out = io.BytesIO()
-    records = [event("u", r["__source_lsn"], r) for r in rows] if enveloped else rows
+    records = [event(op, r["__source_lsn"], r) for r in rows] if enveloped else rows
     fastavro.writer(out, fastavro.parse_schema(outer if enveloped else row), records)
     return out.getvalue()
 
@@ -196,6 +196,37 @@ def test_value_that_debezium_did_not_get_is_known_in_every_type(tmp_path: Path, 
     assert feed.refused() == ({"bad_type": len(forms)} if mode == "rows" else {})
     assert feed.rows("id", *forms) == before
     assert {row["v"] for row in feed.rows()} == {1 if mode == "rows" else 2}
+    feed.reconcile()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "avro", "flattened"])
+@pytest.mark.parametrize("mode", ["rows", "columns"])
+def test_key_change_without_a_long_value_is_told(tmp_path: Path, mode: str, kind: str) -> None:
+    """Default replica identity: a delete and a create, which has the placeholder. No stored row has that key."""
+    read = ReadSettings() if kind == "flattened" else ReadSettings(envelope="debezium")
+    feed = Feed(tmp_path, mode=mode, read=read, schema={"id": "bigint", "t": "string"})
+    columns = {"id": pa.int64(), "t": pa.string()}
+
+    def write(op: str, lsn: int, id_: int, t: str) -> bytes:
+        row = {"id": id_, "t": t}
+        if kind == "flattened":
+            return jsonl([{**row, "__op": op, "__source_lsn": lsn}])
+        if kind == "avro":
+            return avro_of(columns, [{**row, "__source_lsn": lsn}], enveloped=True, op=op)
+        return jsonl([event(op, lsn, row)])
+
+    night = feed.night(write("c", 1, 1, "long"), "avro" if kind == "avro" else "jsonl")
+    assert night.append.entry.incomplete_creates == 0
+    feed.night(write("u", 2, 1, PLACEHOLDER), "avro" if kind == "avro" else "jsonl")
+    night = feed.night(write("c", 3, 2, PLACEHOLDER), "avro" if kind == "avro" else "jsonl")
+    in_columns = mode == "columns"
+    told = [
+        any("REPLICA IDENTITY FULL" in one for one in w) for w in (night.append.warnings, feed.table.status().warnings)
+    ]
+    assert told == [in_columns, in_columns]
+    assert night.append.entry.incomplete_creates == in_columns
+    assert [(row["id"], row["t"]) for row in feed.rows()] == [(1, "long"), *([(2, None)] if in_columns else [])]
+    assert feed.refused() == ({} if in_columns else {"bad_type": 1})
     feed.reconcile()
 
 
