@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from datetime import UTC, datetime
 from importlib import metadata
 from json import loads
 from pathlib import Path
@@ -18,6 +19,26 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u
 def count(n: int, noun: str, ending: str = "s") -> str:
     """A number of things: ``1 file``, ``2,000 files``. ``ending``: what more than one of them end in."""
     return f"{n:,} {noun}{'' if n == 1 else ending}"
+
+
+def when(moment: datetime | str) -> str:
+    """A time for people, in this form everywhere: ``2020-01-31 02:14:05 UTC``. As text it is ISO 8601, by default in UTC."""
+    time = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    return f"{time.astimezone(UTC) if time.tzinfo else time:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people: ``250 ms``, ``1.5 s``, ``2 min 5 s``, ``3 h 10 min``, ``2 d 4 h``."""
+    if seconds < 1:
+        return f"{seconds * 1000:,.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours = minutes // 60
+    large, unit, small, name = (minutes, "min", rest, "s") if minutes < 60 else (hours, "h", minutes % 60, "min")
+    if hours >= 48:
+        large, unit, small, name = hours // 24, "d", hours % 24, "h"
+    return f"{large:,} {unit} {small} {name}" if small else f"{large:,} {unit}"
 
 
 def no_folder(path: Path) -> str:

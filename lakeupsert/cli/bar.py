@@ -8,8 +8,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from lakeupsert import clock
+from lakeupsert.phrases import duration
 from lakeupsert.progress import Share
-from lakeupsert.report.numbers import duration
 
 
 class _ShareColumn(ProgressColumn):

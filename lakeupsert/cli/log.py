@@ -8,7 +8,7 @@ from contextlib import suppress
 import msgspec
 
 from lakeupsert.events import Event
-from lakeupsert.phrases import without_controls
+from lakeupsert.phrases import when, without_controls
 
 
 class JsonLog:
@@ -34,7 +34,7 @@ class TextLog:
         fields = msgspec.to_builtins(event)
         figures = [f"{name}={value}" for name, value in fields.items() if name not in self.hidden and value is not None]
         with suppress(OSError):  # as above
-            line = " ".join([event.at[11:19], event.table or "-", fields["event"], *figures])
+            line = " ".join([when(event.at), event.table or "-", fields["event"], *figures])
             print(without_controls(line), file=sys.stderr, flush=True)
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from lakeupsert.config import toml_key
 from lakeupsert.report.numbers import count as count  # re-exported for the modules of the commands
-from lakeupsert.report.numbers import messages
+from lakeupsert.report.numbers import duration, messages
 from lakeupsert.report.numbers import size as size
 from lakeupsert.report.numbers import when as when
 from lakeupsert.variables import references
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 LABEL_WIDTH = 13
 MOST_NAMES = 3
 """How many partitions a text names before it only counts the rest."""
+NOT_CHECKED = (
+    "manifests (`lakeupsert doctor`), rows (`lakeupsert report` counts them by manifests, `lakeupsert reconcile` in files), "
+    "values (`lakeupsert reconcile --deep`)"
+)
+"""What a verdict of `status` does not rest on."""
 BELOW_FLOOR = (
     "below_floor, unknown keys older than forgotten deletes or than a full extract (see `lakeupsert quarantine`)"
 )
@@ -365,7 +370,10 @@ def publish_facts(published: "PublishResult") -> list[Fact]:
 
 def took_fact(seconds: float, requests: dict[str, int]) -> Fact:
     by_call = ", ".join(f"{n:,} {call}" for call, n in requests.items() if n)
-    return ("took", f"{seconds:.1f} s, {count(sum(requests.values()), 'request')}{f' ({by_call})' if by_call else ''}")
+    return (
+        "took",
+        f"{duration(seconds)}, {count(sum(requests.values()), 'request')}{f' ({by_call})' if by_call else ''}",
+    )
 
 
 def status_facts(status: "Status") -> list[Fact]:
@@ -390,7 +398,7 @@ def status_facts(status: "Status") -> list[Fact]:
             if status.deletes_without_row
             else []
         ),
-        ("not checked", "manifests (`lakeupsert doctor`); rows (`lakeupsert reconcile`)"),
+        ("not checked", NOT_CHECKED),
         *(
             (name, "not known" if standing.behind is None else f"{count(standing.behind, 'snapshot')} behind")
             for name, standing in status.publishers.items()

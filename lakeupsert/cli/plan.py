@@ -12,6 +12,7 @@ from lakeupsert.cli.frame import Answer, Call, common, for_each_table
 from lakeupsert.cli.options import limit_options, partition_options, selection
 from lakeupsert.cli.program import main
 from lakeupsert.errors import RefusedError
+from lakeupsert.phrases import duration
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
@@ -134,7 +135,7 @@ def _facts(plan: "Plan") -> list[output.Fact]:
             "takes",
             "unknown: no history yet"
             if plan.seconds is None
-            else f"about {plan.seconds:,.1f} s, like the last {output.count(plan.nights, 'night')}",
+            else f"about {duration(plan.seconds)}, like the last {output.count(plan.nights, 'night')}",
         ),
         (
             "costs",

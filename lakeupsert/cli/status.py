@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lakeupsert import clock
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common, for_each_table
 from lakeupsert.cli.problems import failed_partitions_error, lagging_error, publisher_warnings, skipped_files_warning
@@ -57,7 +56,7 @@ def status(call: Call, watching: bool) -> Answer:
                 f"{letters} in the queue, although every partition is merged: they are obsolete, and "
                 "`lakeupsert redrive` deletes them",
             )
-        now = ("verdict", verdict(table.name, found, clock.now()).what)
+        now = ("verdict", verdict(table.name, found).what)
         text = output.block(f"Table {table.name}", [now, *output.status_facts(found)])
         return Answer(output.status_result(found), text, warnings, error=error)
 

@@ -49,7 +49,7 @@ def watch(call: Call, tables: "Sequence[Table]") -> None:
 
     def draw() -> Group:
         found = {t.name: t.status() for t in tables}
-        end = f" {clock.now():%Y-%m-%d %H:%M:%S} UTC. Ctrl-C ends it."
+        end = f" {output.when(clock.now())}. Ctrl-C ends it."
         side_by_side = min(len(found), max(1, console.width // PANEL))
         panels = Group(
             Columns(
@@ -77,7 +77,7 @@ def panel(name: str, status: "Status") -> "Panel":
     from rich.table import Table as Grid
     from rich.text import Text
 
-    found = verdict(name, status, clock.now())
+    found = verdict(name, status)
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(ratio=1, overflow="fold")
@@ -117,7 +117,7 @@ def overview(found: "Mapping[str, Status]") -> "Grid":
     for head in ("table", "verdict", "merged"):
         grid.add_column(head, overflow="fold")
     for name, status in found.items():
-        one = verdict(name, status, clock.now())
+        one = verdict(name, status)
         grid.add_row(Text(name), Text(one.what, STYLES[one.level]), _merged(status))
     return grid
 

@@ -47,6 +47,7 @@ from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.landing.formats.unavailable import find_unavailable, is_unavailable
 from lakeupsert.landing.hollow import find_hollow_deletes
 from lakeupsert.landing.partitions import UNPLACED, derived_columns, folder_names, joined_names, partition_sources
+from lakeupsert.phrases import when
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.columns import find_brought_columns
 from lakeupsert.rows.convert import as_mask, convert, unreadable_moments
@@ -464,7 +465,7 @@ def _check_order(columns: Mapping[str, pa.Array], is_delete: Mask, refusals: _Re
         refusals.add("order_missing", as_mask(columns[LOG_POSITION].is_null()), reason)
     received_at = rules.received_at - rules.clock_ahead
     received = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=received_at)
-    what = f"is more than a day after its receipt, {received.isoformat()}"
+    what = f"is more than a day after its receipt, {when(received)}"
     for name in (o.column for ordering, _ in spec.columns_of for o in ordering if not o.ascending):
         refusals.add_values("future_order", _is_after(columns[name], received_at + _DAY), name, what)
 

@@ -25,7 +25,7 @@ from lakeupsert import clock, sparkenv
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.landing.table_logs import find_log, log_above
 from lakeupsert.operations.snapshots import list_snapshots
-from lakeupsert.phrases import count, install_extra, no_folder
+from lakeupsert.phrases import count, duration, install_extra, no_folder, when
 from lakeupsert.pipeline.discover import CLOCKS_APART, holds_a_table, is_landing_file
 from lakeupsert.pipeline.event_order import misplaced_events
 from lakeupsert.pipeline.landing_dates import fitting, is_stray, received_on
@@ -170,10 +170,10 @@ def _store_clock(table: OpenTable) -> Finding:
     modified = datetime.fromtimestamp(info.modified, UTC)
     apart = max(before - modified, modified - after, timedelta(0))
     level: Level = "problem" if apart > CLOCKS_FAR_APART else "warning" if apart > CLOCKS_APART else "ok"
-    found = f"this machine's clock and the store's are {_duration(apart)} apart"
+    found = f"this machine's clock and the store's are {duration(apart.total_seconds())} apart"
     if level == "ok":
         return Finding("clock", "ok", found)
-    found += f" ({before:%Y-%m-%d %H:%M:%S} and {modified:%Y-%m-%d %H:%M:%S} UTC), at most 5 min are expected"
+    found += f" ({when(before)} and {when(modified)}), at most 5 min are expected"
     return Finding("clock", level, found, "set this machine's clock by NTP (`timedatectl set-ntp true`)")
 
 
@@ -188,12 +188,14 @@ def _future_stamps(table: OpenTable, now: datetime) -> Iterator[Finding]:
     stamps = {f"{what} {head.number}": datetime.fromisoformat(head.written_at) for what, head in heads.items() if head}
     if ledger is not None:
         stamps[f"receipt stamp {ledger.number}"] = EPOCH + timedelta(microseconds=ledger.body.received_at)
-    future = [f"{what} by {_duration(stamp - now)}" for what, stamp in stamps.items() if stamp > now + FUTURE]
+    future = [
+        f"{what} by {duration((stamp - now).total_seconds())}" for what, stamp in stamps.items() if stamp > now + FUTURE
+    ]
     if future:
         yield Finding(
             "clock",
             "problem",
-            f"later than this machine's clock, {now:%Y-%m-%d %H:%M:%S} UTC: {', '.join(future)}; the clock of the machine that "
+            f"later than this machine's clock, {when(now)}: {', '.join(future)}; the clock of the machine that "
             "wrote them was ahead, or this one is behind. New receipt stamps are later than the last one",
             "set the clocks of all machines that write this table by NTP (`timedatectl set-ntp true`)",
         )
@@ -391,14 +393,6 @@ def _publishers(table: OpenTable) -> Iterator[Finding]:
             )
         else:
             yield Finding("publishers", "ok", f"readers of {name} see {shown}, the newest")
-
-
-def _duration(span: timedelta) -> str:
-    seconds = span.total_seconds()
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 CHECKS: dict[str, Callable[[OpenTable], Iterator[Finding]]] = {

@@ -18,7 +18,7 @@ from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import content_hash
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
 from lakeupsert.landing.table_logs import TableLog, log_of
-from lakeupsert.phrases import count, no_folder
+from lakeupsert.phrases import count, duration, no_folder
 from lakeupsert.pipeline.landing_dates import Skipped, arrival_order, describe_skipped, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import LocalStore, ObjectInfo, open_landing
@@ -132,9 +132,9 @@ class Ground:
     def warnings(self) -> tuple[str, ...]:
         found = [str(self.skipped)] if self.skipped else []
         if self.clock_ahead:
-            apart, side = abs(self.clock_ahead) / 60e6, "ahead of" if self.clock_ahead > 0 else "behind"
+            apart, side = duration(abs(self.clock_ahead) / 1e6), "ahead of" if self.clock_ahead > 0 else "behind"
             found.append(
-                f"this machine's clock is {apart:,.0f} min {side} the store's; rows whose order is in the future are refused by "
+                f"this machine's clock is {apart} {side} the store's; rows whose order is in the future are refused by "
                 "the store's, but receipt stamps and snapshots have this machine's time. Set it by NTP"
             )
         if self.log:

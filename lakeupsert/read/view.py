@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from pyarrow.fs import LocalFileSystem
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.phrases import when
 from lakeupsert.read.hashed import hash_values
 from lakeupsert.read.skipping import file_test
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
@@ -332,11 +333,11 @@ def choose(objects: TableObjects, snapshot: str | int | date) -> Link[Snapshot] 
         moment = wanted if wanted.tzinfo else wanted.replace(tzinfo=UTC)
         link, after = _newest_until(objects, moment)
         if link is None:
-            raise _no_snapshot(f"no snapshot from before {moment.isoformat()}, or it has expired", head)
+            raise _no_snapshot(f"no snapshot from before {when(moment)}, or it has expired", head)
         if after is not None and after > link.number + 1:
             tags = ", ".join(repr(tag) for tag, number in head.body.tags.items() if number == link.number)
             raise _no_snapshot(
-                f"no record of the newest snapshot at {moment.isoformat()}: {link.number + 1} to {after - 1} are "
+                f"no record of the newest snapshot at {when(moment)}: {link.number + 1} to {after - 1} are "
                 f"expired and gone; the nearest before them is {link.number}{tags and f', tagged {tags}'}",
                 head,
             )
@@ -397,6 +398,6 @@ def _parse(text: str, head: Link[Snapshot]) -> int | datetime:
 def _no_snapshot(what: str, head: Link[Snapshot]) -> ConfigurationError:
     return ConfigurationError(
         "unknown-snapshot",
-        f"There is {what}; the newest is {head.number}, published {head.written_at}.",
+        f"There is {what}; the newest is {head.number}, published {when(head.written_at)}.",
         next="see `lakeupsert history` for the snapshots that are kept",
     )

@@ -3,15 +3,15 @@
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Literal, get_args
 
 from lakeupsert.errors import split_text
-from lakeupsert.report.numbers import count, duration
+from lakeupsert.report.numbers import count, duration, when
 
 if TYPE_CHECKING:  # `lakeupsert --help` starts without what reads a table
     from lakeupsert.report.nights import Night, ReportData
@@ -39,16 +39,13 @@ class Finding:
     commands: tuple[str, ...] = ()
 
 
-def verdict(name: str, status: "Status", at: datetime, unaccounted: Collection[str] | None = None) -> Finding:
-    """The state of the table in one sentence.
-
-    ``unaccounted``: partitions in which rows are missing or too many; None: nobody counted, so the verdict is not "exact".
-    """
+def verdict(name: str, status: "Status", data: "ReportData | None" = None) -> Finding:
+    """The state of the table in one sentence. It is "exact" only if ``data`` says that rows were counted, and why says how."""
     since, failed, run = status.unpublished_since, len(status.failed), _run(name)
     published = seen = ""
     if status.published_at is not None:
-        published = f"Batch {status.batch} published {_clock(status.published_at, at)}"
-        seen = f"Readers see batch {status.batch}, published {_clock(status.published_at, at)}."
+        published = f"Batch {status.batch} published {when(status.published_at)}"
+        seen = f"Readers see batch {status.batch}, published {when(status.published_at)}."
     if since is not None and failed:
         return Finding("bad", f"HELD BACK since batch {since}: {_partitions(failed)}", seen, commands=run)
     if since is not None:
@@ -60,10 +57,22 @@ def verdict(name: str, status: "Status", at: datetime, unaccounted: Collection[s
     if status.lagging:
         what = f"{published}, WITHOUT the newest rows of {_partitions(len(status.lagging))}"
         return Finding("bad", what, commands=run)
-    if unaccounted:
-        command = (_command("reconcile", name),)
-        return Finding("bad", f"{published}, NOT EXACT: {_partitions(len(unaccounted))}", commands=command)
-    return Finding("good", published if unaccounted is None else f"{published}, exact")
+    reconcile = _command("reconcile", name)
+    if data is None:
+        return Finding("good", published)
+    if data.unaccounted is None:
+        why = f"Rows were not counted: versions of before batch {status.batch} are gone."
+        return Finding("good", published, why, commands=(reconcile,))
+    if data.unaccounted:
+        return Finding("bad", f"{published}, NOT EXACT: {_partitions(len(data.unaccounted))}", commands=(reconcile,))
+    first, last = data.nights[0].number, data.nights[-1].number
+    batches = f"batch {first}" if first == last else f"batches {first} to {last}"
+    why = (
+        f"Counted {when(data.at)} by manifests: every partition that {batches} touched accounts for all rows that the ledger has "
+        f"for it. No file was read: `{reconcile}` counts the rows in files, and `{reconcile} --deep` compares their values with "
+        "what landed."
+    )
+    return Finding("good", f"{published}, exact", why)
 
 
 def findings(name: str, data: "ReportData") -> list[Finding]:
@@ -97,6 +106,14 @@ def _partitions_behind(name: str, data: "ReportData") -> Iterator[Finding]:
         )
 
 
+REPLAY = "correct what the reasons name, in the settings or at the source; then take these rows again"
+
+
+def replay(name: str) -> tuple[str, ...]:
+    """The commands that take the rows in quarantine again."""
+    return (_command("append --replay-quarantine", name), *_run(name))
+
+
 def _messages(name: str, status: "Status") -> Iterator[Finding]:
     if status.queue is not None and status.queue.dead:
         why = (
@@ -108,7 +125,7 @@ def _messages(name: str, status: "Status") -> Iterator[Finding]:
 
 
 def _rows(name: str, data: "ReportData") -> Iterator[Finding]:
-    commands = (_command("quarantine", name),)
+    look = _command("quarantine", name)
     counted = [n for n in data.nights if not n.withdrawn]
     if data.status.quarantined:
         last = next((n for n in reversed(counted) if n.quarantined), None)
@@ -116,10 +133,11 @@ def _rows(name: str, data: "ReportData") -> Iterator[Finding]:
         if last is not None:
             reasons = ", ".join(f"{rows:,} {reason}" for reason, rows in last.quarantined.items())
             why = f"The last ones came with batch {last.number}: {reasons}."
-        yield Finding("warn", f"{count(data.status.quarantined, 'refused row')} in quarantine", why, commands=commands)
+        what = f"{count(data.status.quarantined, 'refused row')} in quarantine"
+        yield Finding("warn", what, why, REPLAY, (look, *replay(name)))
     if below := sum(n.refused_by_merges for n in counted):
         why = "They have unknown keys, and are older than forgotten deletes or than a full extract (below_floor)."
-        yield Finding("warn", f"{count(below, 'row')} refused by merges", why, commands=commands)
+        yield Finding("warn", f"{count(below, 'row')} refused by merges", why, commands=(look,))
 
 
 def _arrivals(name: str, data: "ReportData") -> Iterator[Finding]:
@@ -178,9 +196,3 @@ def _partitions(n: int) -> str:
 def _short(names: Sequence[str]) -> str:
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def _clock(written_at: str, at: datetime) -> str:
-    """A time of day, with its date unless that is the date of ``at``."""
-    time = datetime.fromisoformat(written_at)
-    return f"{time:%H:%M} UTC" if time.date() == at.date() else f"{time:%Y-%m-%d %H:%M} UTC"

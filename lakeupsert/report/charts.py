@@ -51,7 +51,7 @@ class Day:
 
 @dataclass(frozen=True)
 class Tick:
-    """A place on the axis. ``date`` is written below where it changes. ``event``: something that happened there, if any."""
+    """A place on the axis. ``date`` is written above where it changes. ``event``: something that happened there, if any."""
 
     label: str
     date: str
@@ -203,8 +203,8 @@ def _plot(
     every = -(-len(ticks) // LABELS)
     labels, date = [], ""
     for i in range((len(ticks) - 1) % every, len(ticks), every):  # the newest one has a label
-        below = [e("br"), e("b", ticks[i].date)] if ticks[i].date != date else []
-        labels.append(e("span", ticks[i].label, below, style=f"left:{_pc(_at(i, ticks))}"))
+        shown = ticks[i].date if ticks[i].date != date else "\N{NO-BREAK SPACE}"
+        labels.append(e("span", shown, e("br"), e("b", ticks[i].label), style=f"left:{_pc(_at(i, ticks))}"))
         date = ticks[i].date
     return e(
         "div",

@@ -8,10 +8,11 @@ from datetime import date, datetime, timedelta
 from itertools import islice, pairwise
 from xml.etree.ElementTree import Element
 
+from lakeupsert.report.attention import REPLAY, replay
 from lakeupsert.report.charts import MANY, Bar, Day, Mark, Span, Tick, bars, calendar, columns, lanes, legend, line
-from lakeupsert.report.html import e
+from lakeupsert.report.html import e, prose
 from lakeupsert.report.nights import PAUSE, Merge, Night, Partition, ReportData
-from lakeupsert.report.numbers import count, duration, size
+from lakeupsert.report.numbers import count, duration, size, when
 from lakeupsert.table.layout import partition_text
 from lakeupsert.table.manifest import Changes
 
@@ -128,7 +129,7 @@ def _timeline(data: ReportData) -> Figure:
     length = (end - begin).total_seconds()
     summary = (
         f"{count(len(in_order), 'merge')} up to batch {run[-1].batch} by {count(len(spans), 'worker')}, "
-        f"from {begin:%Y-%m-%d %H:%M:%S} UTC, in {duration(length)}."
+        f"from {when(begin)}, in {duration(length)}."
     )
     if end - begin < SHORTEST_RUN:
         return Line(title, summary)
@@ -165,14 +166,14 @@ def _merge_table(spans: Sequence[_MergeSpan]) -> Element:
         (
             s.merge.partition,
             s.merge.worker or "unknown worker",
-            f"{s.began:%H:%M:%S.%f}"[:-3],
-            f"{s.ended:%H:%M:%S.%f}"[:-3],
+            when(s.began),
+            duration(s.merge.took),
             f"{s.merge.batch:,}",
             f"{s.merge.rows:,}",
         )
         for s in spans[:LISTED]
     ]
-    return _table(("partition", "worker", "from", "to", ">batch", ">rows"), rows, len(spans))
+    return _table(("partition", "worker", "began", ">took", ">batch", ">rows"), rows, len(spans))
 
 
 def _merge_spans(merges: Sequence[Merge]) -> list[_MergeSpan]:
@@ -355,7 +356,10 @@ def _quarantine(data: ReportData) -> Figure:
         for r in reasons
     ]
     examples = _table(("reason", ">rows", "for example", "why"), rows, len(rows))
-    return _per_batch(data, "Quarantined rows per batch, by reason", keys, stacks, _axis_number, "rows", examples)
+    take, merge = replay(data.table)
+    again = e("p", *prose(f"{REPLAY[:1].upper()}{REPLAY[1:]}: `{take}`, then `{merge}`."), class_="note")
+    below = (examples, *([again] if data.status.quarantined else []))
+    return _per_batch(data, "Quarantined rows per batch, by reason", keys, stacks, _axis_number, "rows", *below)
 
 
 def _numbers(data: ReportData) -> Figure:
@@ -365,8 +369,8 @@ def _numbers(data: ReportData) -> Figure:
     changes = _shown_changes(data.nights)
     heads = [
         ">batch",
-        "state",
         "received",
+        "state",
         ">partitions",
         ">rows",
         ">superseded",
@@ -384,7 +388,7 @@ def _numbers(data: ReportData) -> Figure:
         if len(rows) > OPEN
         else []
     )
-    return _section(title, "", _table(heads, rows[:OPEN], 0, classes[:OPEN]), *older, wide=True)
+    return _section(title, "Newest first.", _table(heads, rows[:OPEN], 0, classes[:OPEN]), *older, wide=True)
 
 
 def _shown_changes(nights: Sequence[Night]) -> list[str]:
@@ -398,11 +402,11 @@ def _shown_changes(nights: Sequence[Night]) -> list[str]:
 
 def _numbers_row(n: Night, changes: Sequence[str]) -> Sequence[str]:
     if n.kind == "schema":
-        return f"{n.number:,}", _state(n), f"{n.received:%Y-%m-%d %H:%M}", *[""] * (8 + len(changes))
+        return f"{n.number:,}", when(n.received), _state(n), *[""] * (8 + len(changes))
     return (
         f"{n.number:,}",
+        when(n.received),
         _state(n),
-        f"{n.received:%Y-%m-%d %H:%M}",
         f"{n.touched:,}",
         f"{n.rows:,}",
         f"{n.superseded:,}",
@@ -417,7 +421,7 @@ def _numbers_row(n: Night, changes: Sequence[str]) -> Sequence[str]:
 
 def _batch_title(night: Night) -> str:
     state = f" ({_state(night)})" if _state(night) else ""
-    return f"Batch {night.number}{state}, {night.received:%Y-%m-%d %H:%M}"
+    return f"Batch {night.number}{state}, {when(night.received)}"
 
 
 def _state(night: Night) -> str:

@@ -19,6 +19,11 @@ def e(tag: str, *children: Child, **attributes: object) -> Element:
     return element
 
 
+def prose(text: str) -> list[Child]:
+    """A text in which `backticks` are code."""
+    return [e("code", part) if i % 2 else part for i, part in enumerate(text.split("`"))]
+
+
 def document(root: Element) -> str:
     # A reason that quotes raw bytes may contain control characters, which HTML does not allow.
     text = tostring(root, encoding="unicode", method="html")

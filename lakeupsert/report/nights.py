@@ -121,6 +121,7 @@ class ReportData:
 
     status: Status
     at: datetime
+    table: str = ""
     column: str | None = None
     by_date: bool = False
     nights: Sequence[Night] = ()
@@ -158,7 +159,7 @@ def observe(table: OpenTable, nights: int, landing_names: int) -> ReportData:
     now = status(table)
     head, spec = table.ledger_head(), table.head_spec()
     if head is None or spec is None:
-        return ReportData(now, clock.now(), skipped=_skipped(table, landing_names))
+        return ReportData(now, clock.now(), table.name, skipped=_skipped(table, landing_names))
     headers = table.headers(head.number)
     numbers = [number for number, entry in enumerate(headers) if entry.kind == "batch"]
     first = numbers[-nights] if len(numbers) > nights else 1
@@ -188,6 +189,7 @@ def observe(table: OpenTable, nights: int, landing_names: int) -> ReportData:
     return ReportData(
         status=now,
         at=clock.now(),
+        table=table.name,
         column=column,
         by_date=by_date,
         nights=[_night(table, link, by_night[link.number], walks, batches) for link in links],

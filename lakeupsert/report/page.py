@@ -7,9 +7,9 @@ from xml.etree.ElementTree import Element
 
 from lakeupsert.report.attention import Finding, findings, verdict
 from lakeupsert.report.figures import FIGURES, Line
-from lakeupsert.report.html import document, e
+from lakeupsert.report.html import document, e, prose
 from lakeupsert.report.nights import ReportData
-from lakeupsert.report.numbers import duration, size
+from lakeupsert.report.numbers import duration, size, when
 
 # Browsers then refuse scripts and loads from anywhere, even if an escape were missing somewhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -31,7 +31,9 @@ def page(name: str, data: ReportData) -> str:
     )
     figures = [figure(data) for figure in FIGURES]
     drawn = [one for one in figures if isinstance(one, Element)]
-    body = e("body", _header(name, data), e("main", _attention(name, data), drawn, _lines(figures)))
+    # Problems come first, then figures.
+    tiles = e("dl", [e("div", e("dt", label), e("dd", text), class_=class_) for label, text, class_ in _tiles(data)])
+    body = e("body", _header(name, data), _attention(name, data), tiles, e("main", drawn, _lines(figures)))
     return document(e("html", head, body, lang="en"))
 
 
@@ -39,8 +41,7 @@ def _header(name: str, data: ReportData) -> Element:
     return e(
         "header",
         e("h1", f"Table {name}"),
-        _finding("div", verdict(name, data.status, data.at, data.unaccounted)),
-        e("dl", [e("div", e("dt", label), e("dd", text), class_=class_) for label, text, class_ in _tiles(data)]),
+        _finding("div", verdict(name, data.status, data)),
         e("p", _span(data)),
     )
 
@@ -50,17 +51,11 @@ def _finding(tag: str, one: Finding) -> Element:
     return e(
         tag,
         e("strong", one.what),
-        e("p", one.why) if one.why else [],
-        e("p", _prose(f"Next: {one.remedy}.")) if one.remedy else [],
+        e("p", *prose(one.why)) if one.why else [],
+        e("p", *prose(f"Next: {one.remedy}.")) if one.remedy else [],
         [e("pre", e("code", command)) for command in one.commands],
         class_=f"finding {one.level}",
     )
-
-
-def _prose(text: str) -> list[Element]:
-    """A text in which `backticks` are code."""
-    parts = text.split("`")
-    return [e("code" if i % 2 else "span", part) for i, part in enumerate(parts) if part]
 
 
 def _attention(name: str, data: ReportData) -> list[Element]:
@@ -113,7 +108,7 @@ def _span(data: ReportData) -> str:
         else "No batch"
     )
     older = " Older batches are not shown." if data.older else ""
-    return f"{batches} as of {data.at:%Y-%m-%d %H:%M:%S} UTC.{older} All times are UTC; 1 kB is 1,000 bytes."
+    return f"{batches} as of {when(data.at)}.{older} 1 kB is 1,000 bytes."
 
 
 def _lines(figures: Sequence[Element | Line]) -> list[Element]:

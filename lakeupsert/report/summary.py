@@ -58,7 +58,7 @@ def as_html(table: OpenTable) -> str:
 
 def _state(shown: SnapshotFigures) -> str:
     held = f"{count(shown.rows, 'row')} in {count(shown.partitions, 'partition')}, {size(shown.bytes)}"
-    return f"snapshot {shown.number} (batch {shown.batch}), published {when(shown.published_at.isoformat())}: {held}"
+    return f"snapshot {shown.number} (batch {shown.batch}), published {when(shown.published_at)}: {held}"
 
 
 def _role(spec: TableSpec, column: str) -> str:

@@ -412,7 +412,7 @@ def test_clock_an_hour_off(lake: Path) -> None:
     done("run", *LOCAL)
     land(3, "ab", value=-1)
     with clock.use(_Behind()):
-        advice = refused("doctor", code="doctor-found-problems", exits=2, names=("clock", "1.0 h apart"))
+        advice = refused("doctor", code="doctor-found-problems", exits=2, names=("clock", "1 h 1 min apart"))
         done("run", *LOCAL)
     assert "`timedatectl set-ntp true`" in advice  # the machine's command: a test must not set its clock
     assert "problem" not in done("doctor")

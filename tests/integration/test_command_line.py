@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import threading
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,29 @@ def test_run_tells_its_shares(folder: Path) -> None:
     assert merging[-1].done == merging[-1].total
 
 
+TIME_OF_DAY = re.compile(r"\d\d:\d\d:\d\d")
+TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
+
+
+def test_people_see_times_in_one_form_and_programs_in_iso_8601(folder: Path) -> None:
+    configure("sales")
+    shown = [call("run", "--verbose").stderr]
+    Path("landing/sales/future.csv").write_text("id,day,ts\nb,2020-01-01,2999-01-01\n")
+    calls = [["run"], ["status"], ["history"], ["doctor"], ["query", "select 1"], ["quarantine"]]
+    calls += [["explain", "id=a"], ["head", "--snapshot", "2001-02-03T04:05:06+02:00"]]
+    for words in calls:
+        result = call(*words)
+        shown.append(f"{result.stdout}{result.stderr}")
+    call("report")
+    page = Path("report-sales.html").read_text()
+    shown.append(page[page.index("<body>") :])
+    for text in shown:
+        assert len(TIME_OF_DAY.findall(text)) == len(TIME.findall(text)), text
+    assert "2001-02-03 02:05:06 UTC" in shown[-2], "a time of another zone"
+    published = json.loads(call("status", "--json").stdout)["result"]["published_at"]
+    assert datetime.fromisoformat(published).utcoffset() == timedelta(0)
+
+
 class Ticks(clock.Source):
     """A second passes between two looks."""
 
@@ -196,7 +220,7 @@ def test_progress_needs_a_terminal(folder: Path) -> None:
 def test_verbose_writes_each_event_and_the_answer_is_the_same(folder: Path) -> None:
     configure("sales")
     result = call("run", "--verbose")
-    lines = [line.split()[1:4] for line in result.stderr.splitlines()]
+    lines = [line.partition(" UTC ")[2].split()[:3] for line in result.stderr.splitlines()]
     assert [words[:2] for words in lines] == [
         ["sales", "batch"],
         ["sales", "merge"],

@@ -75,7 +75,7 @@ def drawn_until(terminal: int, text: str) -> str:
         except OSError:  # how Linux says that nobody draws any more
             part = b""
         assert part, f"it ended before {text!r}: {found}"
-        found += CONTROLS.sub("", part.decode())
+        found += CONTROLS.sub("", part.decode(errors="ignore"))
     return found
 
 
