@@ -51,10 +51,10 @@ def reprocess(
     workers: int | None,
     dry_run: bool,
 ) -> Answer:
-    """Rewrite partitions while nights go on. No row changes unless a file was damaged.
+    """Rewrite partitions while nights go on. No row changes unless a file was damaged, or is read in another way now.
 
     Each partition stays at the batch that it is merged up to. With --source landing, its rows come from the landing files of
-    all its batches, ranked as they were then, without batches that a restore withdrew. Stored files are not read.
+    all its batches, ranked as they were then, without batches that a restore withdrew. A warning counts keys whose rows differ.
 
     \b
     Example:
@@ -107,7 +107,7 @@ def rewrite_answer(call: Call, table: "Table", rewrite: "ReprocessResult") -> An
     if published is None:
         return Answer(result, output.block(f"Table {table.name}", [*facts, ("", "nothing was changed")]))
     facts += [*output.dedupe_facts(rewrite.dedupe), *output.publish_facts(published)]
-    warnings = (*(plan.host.warnings if plan.host else ()), *publish_warnings(published))
+    warnings = (*(plan.host.warnings if plan.host else ()), *publish_warnings(published), *rewrite.warnings)
     failed = [partition for partition in published.failed if partition in published.waiting]
     if failed:
         warnings += (

@@ -34,7 +34,7 @@ from lakeupsert.landing.formats.blocks import (
     UnplannedColumnError,
     UnreadableFileError,
 )
-from lakeupsert.landing.formats.positions import EVENT_TIMES, LOG_POSITION, is_first_snapshot
+from lakeupsert.landing.formats.positions import AFTER_A_COMMIT, EVENT_TIMES, LOG_POSITION, NO_COMMIT, noted_positions
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import EXPANSION, Footer, bytes_without_rows
 from lakeupsert.rows.digest import Digest
@@ -207,17 +207,18 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
 def doubtful_snapshots(rows: Rows, spec: TableSpec) -> set[str]:
     """Snapshots of Debezium, by their events in ``rows``, that the table's order may misplace.
 
-    These are `incremental` if times order the events, since its rows have the time at which they were sent; and the position of
-    each snapshot that a connector without a history begins with, since it is below that of every change.
+    These are `incremental` if times order the events, since its rows have the time at which they were sent; and
+    `noted_positions`, since a snapshot that a connector without a history begins with is below every change.
     """
     first = spec.order_by[0]
-    if "__source_snapshot" not in rows.schema.names or not (first == LOG_POSITION or first in EVENT_TIMES):
+    if first == LOG_POSITION:
+        positions = rows[LOG_POSITION].cast(pa.string())
+        of_snapshots = pc.starts_with(positions, NO_COMMIT)
+        lowest = pc.min(positions.filter(pc.greater_equal(positions, AFTER_A_COMMIT))).as_py()
+        return noted_positions([*pc.unique(positions.filter(of_snapshots)).to_pylist(), lowest or ""])
+    if "__source_snapshot" not in rows.schema.names or first not in EVENT_TIMES:
         return set()
-    kinds = rows["__source_snapshot"].cast(pa.string())
-    if first in EVENT_TIMES:
-        return {"incremental"} & set(pc.unique(kinds).to_pylist())
-    begins = rows.filter(pc.is_in(kinds, pa.array(["first", "first_in_data_collection"])))
-    return {position for position in begins[LOG_POSITION].cast(pa.string()).to_pylist() if is_first_snapshot(position)}
+    return {"incremental"} & set(pc.unique(rows["__source_snapshot"].cast(pa.string())).to_pylist())
 
 
 def ranked_rows(job: AppendJob, accepted: Rows, place: int) -> Rows:

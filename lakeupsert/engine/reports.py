@@ -17,7 +17,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
         operations: the file has the column that the delete rule names.
         renamed: columns that the file has only under a name from before a rename, or under an alias of that name: from the
             name in the file to the current one.
-        snapshots: those of a change feed that the table's order may misplace (`batch.doubtful_snapshots`).
+        snapshots: those of a change feed that the table's order may misplace, and `noted_positions` (`batch.doubtful_snapshots`).
         skipped: messages without a row, by their kind.
         waiting: columns that the table lacks, since no row has a value there.
         hollow_deletes, incomplete_creates: as in `landing.accept.CheckedRows`.

@@ -29,6 +29,7 @@ from lakeupsert.landing.formats.blocks import (
     Contents,
     DamagedFileError,
     LandingInput,
+    MalformedRecord,
     RenamedBlock,
     Source,
     UnreadableFileError,
@@ -97,7 +98,7 @@ class Survey:
     dominant_types: dict[str, DominantType] = dataclasses.field(default_factory=dict)
     own: dict[str, str] = dataclasses.field(default_factory=dict)
     rowless: bool = False
-    flaw: str | None = None
+    flaw: MalformedRecord | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ was adopted. Packs and work object become garbage when every message is answered
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -21,10 +21,11 @@ from lakeupsert.engine.by_name import EngineName, HostChoice, choose_host, host_
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.replay import replay_rows
 from lakeupsert.engine.reports import FileFailed, FileRead, Report, touched_by
-from lakeupsert.errors import RefusedError, TryAgainError
+from lakeupsert.errors import DamagedTableError, RefusedError, TryAgainError
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.files import content_hash, format_of
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
+from lakeupsert.operations.diff import Difference, diff
 from lakeupsert.operations.replay import renames_of
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.dedupe import PartitionResult
@@ -34,13 +35,14 @@ from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.progress import Countdown
 from lakeupsert.queue import Message
+from lakeupsert.read.view import View
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.floor import read_refused_keys
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, ChosenHost, LandingFile, Touched, active_batches
 from lakeupsert.table.manifest import DataFile, Manifest
-from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.work import PartitionRewrite, RewriteOrder, Source, write_order
 
 AT_ONCE = 16
@@ -115,13 +117,14 @@ class ReprocessOptions:
 @dataclass(frozen=True)
 class ReprocessResult:
     """``left`` are partitions that no worker has rewritten, ``unseen`` those whose old files readers still see;
-    ``publish`` is None if nothing was to do, or the call was dry."""
+    ``publish`` is None if nothing was to do, or the call was dry. ``warnings``: rows that changed, or that can't be compared."""
 
     plan: ReprocessPlan
     dedupe: list[PartitionResult] = field(default_factory=list)
     publish: PublishResult | None = None
     left: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -240,7 +243,11 @@ def reprocess_and_publish(
             break
     progress("publishing")
     published = publish(table, also=plan.heads)
-    return ReprocessResult(plan, results, published, tuple(left), tuple(plan.unseen(table)))
+    warnings: tuple[str, ...] = ()
+    if plan.source == "landing":
+        progress("comparing with the rows of before")
+        warnings = tuple(_warnings(table, plan, [p for p in plan.heads if p not in left]))
+    return ReprocessResult(plan, results, published, tuple(left), tuple(plan.unseen(table)), warnings)
 
 
 def _partitions(table: OpenTable) -> list[str]:
@@ -250,6 +257,49 @@ def _partitions(table: OpenTable) -> list[str]:
     shown = snapshot.body.partitions if snapshot else {}
     since = table.entries(snapshot.body.batch if snapshot else -1, head.number)
     return sorted({*shown, *(p for link in since for p in link.body.touched)})
+
+
+def _warnings(table: OpenTable, plan: ReprocessPlan, partitions: Sequence[str]) -> Iterator[str]:
+    """What differs between the version that names the work object and the one before it, in each of these partitions.
+
+    The ledger has digests of keys and orders. Other columns may be read in another way than then without a trace there.
+    """
+    found = table.map_concurrently(lambda p: _difference(table, p, plan.heads[p].number, plan.work), partitions)
+    changed = [
+        (one, total)
+        for one in found
+        if not isinstance(one, str) and (total := one.inserted + one.updated + one.deleted)
+    ]
+    if changed:
+        parts = [f"{one.partitions[0].partition} ({count(total, 'key')})" for one, total in changed[:3]]
+        yield (
+            f"the landing files gave other rows for {count(sum(total for _, total in changed), 'key')} than were stored, in "
+            f"{count(len(changed), 'partition')}, for example {', '.join(parts)}. Either this lakeupsert reads the files in "
+            "another way than the one that took them, or stored files were damaged. `lakeupsert diff` of the snapshots before "
+            "and after shows the rows; the one before has the old rows for as long as it is kept"
+        )
+    if unknown := [one for one in found if isinstance(one, str)]:
+        yield f"the rows of {count(len(unknown), 'partition')} can't be compared with those from before. The first: {unknown[0]}"
+
+
+def _difference(table: OpenTable, partition: str, number: int, work: str | None) -> Difference | str:
+    """What the rewrite changed; or why that is unknown."""
+    chain, spec = table.objects.partition(partition), table.existing_spec()
+    before = chain.get(number)
+    while (after := chain.get(number := number + 1)) and after.body.reprocessed != work:
+        before = after
+    if before is None or after is None or before.body.merged != after.body.merged:
+        return f"{partition} was not rewritten at the batch that it had."
+    shown = [
+        PartitionVersion(version=m.number, merged=m.body.merged, rows=m.body.rows, bytes=m.body.bytes)
+        for m in (before, after)
+    ]
+    snapshots = (Snapshot(batch=0, spec_version=0, partitions={partition: one}) for one in shown)
+    old, new = (View(table.objects, spec, snapshot, None) for snapshot in snapshots)
+    try:
+        return diff(table.name, old, new)
+    except DamagedTableError as e:
+        return e.message
 
 
 class FencedError(TryAgainError):
@@ -416,7 +466,7 @@ def _job(
 
 
 def _verify(table: OpenTable, number: int, reports: Sequence[Report], rebuilt: Mapping[str, Touched]) -> None:
-    """Refuse a result that differs from the batch: other bytes, an unreadable file, another number of rows."""
+    """Refuse a result that differs from the batch: other bytes, an unreadable file, other rows by number, keys or orders."""
     entry = table.entries(number - 1, number)[0].body
     hashes = {f.path: f.sha256 for f in entry.files}
     differs = None
@@ -431,6 +481,12 @@ def _verify(table: OpenTable, number: int, reports: Sequence[Report], rebuilt: M
         expected = entry.touched[partition].rows
         if touched.rows != expected and differs is None:
             differs = f"they give {touched.rows} rows of {partition}, but the ledger says {expected}."
+        digest = entry.touched[partition].digest
+        if digest not in (None, touched.digest) and differs is None:
+            differs = (
+                f"they give {touched.rows} rows of {partition}, as the ledger says, but with other values in key or ordering "
+                f"columns. Their digest is {touched.digest}, and the ledger says {digest}."
+            )
     if differs is not None:
         raise RefusedError(
             "source-differs",

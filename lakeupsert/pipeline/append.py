@@ -24,6 +24,7 @@ from lakeupsert.engine.settle import count_keys_in_several_partitions
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.files import Survey, format_of
 from lakeupsert.landing.formats.blocks import LandingInput
+from lakeupsert.landing.formats.positions import noted_positions
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.discover import Ground, Request, contents_of, discover, refuse_all_skipped
@@ -194,21 +195,21 @@ def _attempt(
     if isinstance(link, Lost):
         return link
     unsent = send_messages(table, link)  # not within the try above: an error must not delete files that are committed
+    before = table.headers(link.number - 1)
+    snapshots = {one for r in reports if isinstance(r, FileRead) for one in r.snapshots}
     warnings = (
         *unsent,
         *chosen.warnings,
         *ground.warnings,
         *plan.warnings,
-        *without_operations(table, [*table.headers(link.number - 1), link.body]),
+        *without_operations(table, [*before, link.body]),
         *waiting_columns(sorted({n for r in reports if isinstance(r, FileRead) for n in r.waiting})),
         *under_old_names(table, ((r.path, r.renamed) for r in reports if isinstance(r, FileRead))),
         *notes.warnings,
         *misplaced_events(table, plan.job.spec),
         *hollow_deletes(table, plan.job.spec, [link.body]),
         *incomplete_creates([link.body]),
-        *misplaced_snapshots(
-            table, plan.job.spec, reports, is_first=link.number <= 1, is_full=request.full is not None
-        ),
+        *misplaced_snapshots(table, plan.job.spec, link.body, before, incremental="incremental" in snapshots),
     )
     return AppendResult(
         link.number, link.body, warnings, count_keys_in_several_partitions(plan.job, reports), examples_of(reports)
@@ -300,12 +301,14 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
     reasons: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     quarantine: list[QuarantineFile] = []
+    positions = set[str]()
     operations = False
     for report in reports:
         if isinstance(report, FileRead):
             rows[report.path] += report.rows
             operations |= report.operations
             skipped.update(report.skipped)
+            positions |= {*report.snapshots}
             if report.sha256 is not None:
                 hashes[report.path] = report.sha256
         elif isinstance(report, Refused):
@@ -339,6 +342,7 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
         snapshot=ground.snapshot_number,
         hollow_deletes=sum(r.hollow_deletes for r in reports if isinstance(r, FileRead)),
         incomplete_creates=sum(r.incomplete_creates for r in reports if isinstance(r, FileRead)),
+        positions=tuple(sorted(noted_positions(positions))),
         skipped=dict(sorted(skipped.items())),
         host=chosen,
         operations=operations if rows.total() and job.spec.delete and job.spec.delete.column else None,

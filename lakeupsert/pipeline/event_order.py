@@ -6,14 +6,13 @@ Writes    nothing
 Repeat    safe
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from lakeupsert.engine.reports import FileRead
-from lakeupsert.landing.formats.positions import LOG_POSITION
+from lakeupsert.landing.formats.positions import LOG_POSITION, began_again
 from lakeupsert.landing.partitions import partition_sources
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.ledger import LedgerEntry, active_batches
 from lakeupsert.table.spec import TableSpec
 
 _OF_A_CHANGE = (
@@ -34,11 +33,14 @@ def misplaced_events(table: OpenTable, spec: TableSpec) -> list[str]:
     why = _MISPLACED.get(spec.order_by[0])
     if why is None:
         return []
-    if LOG_POSITION in spec.schema.names:
+    if LOG_POSITION in spec.schema.names or table.settings.read.envelope == "debezium":
         order, place = LOG_POSITION, ""
     elif spec.order_by[0] in ("__source_lsn", "__lsn"):
         order = f'__source_ts_us", "{spec.order_by[0]}'
-        place = " (or land whole events, with `envelope`, and order by `__log_position`)"
+        place = (
+            " (which misplaces incremental snapshots, and changes that were committed just before a first one; exact is "
+            f"`{LOG_POSITION}`: remove the transform ExtractNewRecordState, so that whole events land, and set `envelope`)"
+        )
     else:
         order, place = LOG_POSITION, " (and land whole events, with `envelope`)"
     return [
@@ -78,22 +80,28 @@ def incomplete_creates(entries: Iterable[LedgerEntry]) -> list[str]:
 
 
 def misplaced_snapshots(
-    table: OpenTable, spec: TableSpec, reports: Iterable[object], *, is_first: bool, is_full: bool
+    table: OpenTable, spec: TableSpec, batch: LedgerEntry, before: Sequence[LedgerEntry], *, incremental: bool
 ) -> list[str]:
-    """Warnings about snapshots in a batch that lose to stored rows, or beat newer ones. ``is_first``: the table's first batch."""
-    found = {snapshot for report in reports if isinstance(report, FileRead) for snapshot in report.snapshots}
-    if "incremental" in found:
+    """Warnings about snapshots in a batch that lose to stored rows, or beat newer ones.
+
+    ``before``: all entries before it. ``incremental``: the batch has an incremental snapshot that the table's order misplaces.
+    """
+    if incremental:
         return [
             f"the batch has rows of an incremental snapshot, whose {spec.order_by[0]!r} is the time at which they were sent: "
             "they beat changes that were committed before that and come later. Such rows may stay wrong until their next change. "
             f"`{LOG_POSITION}` orders them, in a new table (docs/FORMATS.md)"
         ]
-    if is_full or not found or (is_first and len(found) == 1):
+    counted = [before[number] for number in sorted(active_batches(enumerate(before)))]
+    extracts = [n for n, one in enumerate(counted) if one.full and one.full.replaces and one.full.scope == "table"]
+    known = {position for one in counted[extracts[-1] if extracts else 0 :] for position in one.positions}
+    if batch.full or not began_again({*known, *batch.positions}) - began_again(known):
         return []
     again = f"lakeupsert run --full table --again --table {table.name}"
     return [
-        "the batch has the snapshot of a connector that began again, without its offsets. The snapshot loses to all changes that "
-        "are stored, and it does not say which rows were deleted meanwhile. If the connector missed changes, go back with "
+        "the batch has the snapshot of a connector that began again without its offsets, or changes from before such a snapshot. "
+        "The snapshot loses to all these changes, and it does not say which rows were deleted meanwhile. If the connector missed "
+        "changes, go back with "
         f'`lakeupsert restore`, set `full_extract = "replace"` in [tables.{table.name}] and take the batch with `{again}`; or '
         "land the snapshot in a new table"
     ]

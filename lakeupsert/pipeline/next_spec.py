@@ -22,6 +22,7 @@ from lakeupsert.landing.formats.inference import known_part, unify
 from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.pipeline.open_columns import Types, known_types, open_parts
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.quarantine_limit import truncated
 from lakeupsert.rows.convert import texts_like
 from lakeupsert.storage import ObjectReader
 from lakeupsert.table.evolution import evolve, is_retypable, nearest_name
@@ -199,7 +200,10 @@ def _first_spec(
 ) -> tuple[TableSpec, list[str]]:
     """The spec of a new table, and warnings."""
     declaration = table.declaration
-    flaws = [f"{table.landing.uri(s.path)}, {s.flaw}".rstrip(".") for s in surveys if s.flaw is not None]
+    flaws = [f"{table.landing.uri(s.path)}, {s.flaw}" for s in surveys if s.flaw]
+    truncates = [s for s in surveys if s.flaw and s.flaw.truncate]
+    if truncates and not observed:
+        raise truncated(table, f"{truncates[0].path}, {truncates[0].flaw}.")
     try:
         fields = [pa.field(*one) for one in known_types(declaration, observed, given).items()]
     except ConfigurationError:

@@ -52,10 +52,15 @@ def refuse_truncate(table: OpenTable, ground: Ground, reports: Iterable[Report])
             f'`lakeupsert delete --table {shlex.quote(table.name)} --where "{table.settings.key[0]} is not null" --yes`; then '
         )
     )
-    raise RefusedError(
+    raise truncated(table, refused[0].examples["truncate"], f" The batch has {count(times, 'truncate')}.", first)
+
+
+def truncated(table: OpenTable, example: str, times: str = "", first: str = "") -> RefusedError:
+    """The error for a batch with a truncate. ``first``: what to do with stored rows."""
+    return RefusedError(
         "truncated-source",
-        f"Table {table.name!r}: {refused[0].examples['truncate']} lakeupsert does not apply truncates: the rows from before it "
-        f"would stay. The batch has {count(times, 'truncate')}. Nothing was committed.",
+        f"Table {table.name!r}: {example} lakeupsert does not apply truncates: the rows from before it would stay.{times} "
+        "Nothing was committed.",
         next=f"{first}land what came after the last truncate, in files without it, and run",
     )
 

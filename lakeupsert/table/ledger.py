@@ -225,6 +225,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
             newer ones were lost.
         hollow_deletes: deletes that bring nothing but their key, with invented values in all other columns (`landing.hollow`).
         incomplete_creates: rows that began with a value that Debezium did not get, so it is null (`mode = "columns"`).
+        positions: `__log_position` of first snapshots of Debezium for PostgreSQL in its files, and the lowest after a commit.
         skipped: messages of its files that hold no row, by their kind, for example ``tombstone``. They are not in ``rows_read``.
         host: where the landing files were read. None in entries without landing files, and in those of an earlier lakeupsert.
         clock_ahead: by how many microseconds the writer's clock, and so ``received_at``, was ahead of the store's, if that was
@@ -258,6 +259,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: int | None = None
     hollow_deletes: int = 0
     incomplete_creates: int = 0
+    positions: tuple[str, ...] = ()
     skipped: dict[str, int] = {}
     host: ChosenHost | None = None
     clock_ahead: int = 0

@@ -17,6 +17,7 @@ from pyarrow import orc
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.testing.proof import assert_proved
 
 FORMATS = ("csv", "jsonl", "parquet", "avro", "orc")
 ALIASES = '[tables.t.read]\naliases = { price = "unit_price", identifier = "id" }\n'
@@ -73,9 +74,7 @@ class Lake:
 
     def prove(self) -> None:
         """DuckDB finds the same rows in what landed, and so does who makes them anew of it."""
-        checked = self.table.reconcile(deep=True)
-        assert not checked.unbalanced
-        assert not checked.gone
+        assert_proved(self.table)
         before = self.table.to_arrow().read_all()
         assert not self.table.reprocess(source="landing", host="local").left
         assert self.table.to_arrow().read_all().equals(before)

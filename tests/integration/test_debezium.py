@@ -17,6 +17,7 @@ from lakeupsert import Table
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings
 from lakeupsert.errors import RefusedError
 from lakeupsert.table.manifest import Changes
+from lakeupsert.testing.proof import assert_proved
 
 Record = Mapping[str, Any]
 PLACEHOLDER = "__debezium_unavailable_value"
@@ -60,12 +61,7 @@ class Feed:
         return dict(ledger.head().body.quarantined)
 
     def reconcile(self) -> None:
-        checked = self.table.reconcile(deep=True)
-        assert not checked.unbalanced
-        assert not checked.batches
-        assert checked.recomputed is not None
-        wrong = {p: str(found) for p, found in checked.recomputed.partitions.items() if not found.equal}
-        assert not wrong, f"DuckDB has other rows: {wrong}"
+        assert_proved(self.table)
 
 
 def event(op: str, lsn: int, after: Record | None = None, before: Record | None = None, **source: Any) -> Record:
@@ -339,6 +335,18 @@ def test_messages_without_a_row_are_counted_in_avro(tmp_path: Path) -> None:
     appended = feed.night(avro_of({"id": pa.int64()}, [{"id": 1, "__source_lsn": 1}], enveloped=True), "avro").append
     assert appended.entry.skipped == {SKIPPED[kind][0]: 2 for kind in kinds}
     assert [row["id"] for row in feed.rows()] == [1]
+
+
+@pytest.mark.parametrize("types", [{}, {"id": "bigint"}])
+@pytest.mark.parametrize("others", [[], [None, {"ts_ms": 1}], ["no event"]])
+def test_first_batch_without_a_row_but_a_truncate_is_refused(
+    tmp_path: Path, types: Mapping[str, str], others: Sequence[object]
+) -> None:
+    feed = Feed(tmp_path, schema=types)
+    with pytest.raises(RefusedError, match=rf"01.jsonl, line {len(others) + 1}") as e:
+        feed.night(jsonl([*others, event("t", 1, table="t")]))
+    assert e.value.code == "truncated-source"
+    assert "lakeupsert delete" not in e.value.next
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "avro"])

@@ -12,6 +12,7 @@ import pytest
 
 from lakeupsert import Table
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.testing.proof import assert_proved
 
 MOMENT = datetime(2020, 1, 2, 3, 4, 5, 500_000)
 
@@ -42,8 +43,7 @@ class Feed:
     def ids(self, host: Any = "local", engine: Any = "arrow") -> list[str]:
         """The keys that readers see, once DuckDB has found the same in what landed."""
         self.table.run(host=host, engine=engine)
-        checked = self.table.reconcile(deep=True)
-        assert not checked.unbalanced
+        assert_proved(self.table)
         return sorted(self.table.to_arrow().read_all()["id"].to_pylist())
 
 

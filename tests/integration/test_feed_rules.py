@@ -16,6 +16,7 @@ from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.table.layout import parse_partition
+from lakeupsert.testing.proof import assert_proved
 
 
 class Feed:
@@ -41,8 +42,7 @@ class Feed:
     def run(self) -> dict[str, int]:
         """Appended, merged, published, proved; what was quarantined, by reason."""
         result = self.table.run(host="local")
-        checked = self.table.reconcile(deep=True)
-        assert not checked.unbalanced
+        assert_proved(self.table)
         assert result.append is not None
         return result.append.entry.quarantined
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from lakeupsert import Table
 from lakeupsert.cli import main
+from lakeupsert.testing.proof import assert_proved
 
 GOOD = "id,day,version,price\na,2020-01-01,1,1.5\nb,2020-01-01,1,2.5\n"
 WRONG_DELIMITER = "id;day;version;price;colour\nc;2020-01-01;1;3.5;red\n"
@@ -56,9 +57,7 @@ class Lake:
 
     def prove(self) -> None:
         """DuckDB finds the same rows in what landed, and so does who makes them anew of it."""
-        checked = self.table.reconcile(deep=True)
-        assert not checked.unbalanced
-        assert not checked.gone
+        assert_proved(self.table)
         before = self.table.to_arrow().read_all()
         assert not self.table.reprocess(source="landing", host="local").left
         assert self.table.to_arrow().read_all().equals(before)

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.testing.proof import assert_proved
 
 KEYED = {"id": "a", "day": "2020-01-01", "version": 1}
 FORMATS = ("csv", "jsonl", "parquet", "avro")
@@ -62,9 +63,7 @@ class Lake:
 
     def prove(self) -> None:
         table = Table.open(self.config)
-        checked = table.reconcile(deep=True)
-        assert not checked.unbalanced
-        assert not checked.gone
+        assert_proved(table)
         before = table.to_arrow().read_all()
         assert not table.reprocess(source="landing", host="local").left
         assert table.to_arrow().read_all().equals(before)

@@ -7,7 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.errors import RefusedError
+from lakeupsert.landing.formats.oldcalendar import OldCalendar
 from lakeupsert.queue import Message
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.chain import Link
@@ -344,6 +345,36 @@ def test_landing_that_is_read_in_another_way_than_then_is_refused(
     assert refused.value.code == "source-differs"
     assert told in refused.value.message
     assert other.stored_files() == stored
+
+
+@pytest.mark.parametrize("column", ["k", "ts", "v"])
+def test_file_whose_values_are_read_in_another_way_than_then(
+    folder: Path, column: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rows with other values: other keys and orders are refused, other columns are warned of, in figures."""
+    days = [date(1500, 1, 1), date(2020, 1, 1), date(2021, 1, 1)]
+    other = [date(2000, 1, n) for n in (1, 2, 3)]
+    columns = {name: pa.array(days if name == column else other, pa.date32()) for name in ("k", "ts", "v")}
+    footer = {"org.apache.spark.version": "3.5.0", "org.apache.spark.legacyDateTime": ""}
+    rows = pa.table({**columns, "d": ["a", "a", "b"]}).replace_schema_metadata(footer)
+    settings = {"key": ("k",), "order_by": ("ts",), "partition_by": ("d",), "delete": None, "schema": {}}
+    lake = Lake(folder / "lake", **settings)
+    pq.write_table(rows, lake.root / "landing/1.parquet")
+    with monkeypatch.context() as then:
+        then.setattr(OldCalendar, "of", classmethod(lambda cls, keys: cls()))
+        lake.run()
+    before = lake.table.to_arrow().read_all()
+    if column == "v":
+        for warns in (True, False):
+            done = lake.table.reprocess(source="landing", host="local", workers=1)
+            assert [("1 key" in one, "d=a" in one) for one in done.warnings] == [(True, True)] * warns
+        after = lake.table.to_arrow().read_all()
+        assert (before != after, after.num_rows) == (True, 3)
+    else:
+        with pytest.raises(RefusedError, match="d=a") as refused:
+            lake.table.reprocess(source="landing", host="local", workers=1)
+        assert refused.value.code == "source-differs"
+        assert lake.table.to_arrow().read_all() == before
 
 
 def forget_reading(lake: Lake) -> None:

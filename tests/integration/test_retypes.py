@@ -23,6 +23,7 @@ from lakeupsert.report.nights import observe
 from lakeupsert.rows import datafiles
 from lakeupsert.testing.faults import FAULTS, Fault
 from lakeupsert.testing.lake import Lake, delta_rows, row
+from lakeupsert.testing.proof import assert_proved
 from lakeupsert.testing.spark import collect
 
 SCHEMA = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "op": "string"}
@@ -75,9 +76,7 @@ def prove(lake: Lake) -> None:
     """The sums hold, DuckDB finds the same in what landed, and so does who writes it anew."""
     before = lake.table.to_arrow().read_all()
     for source in ("stored", "landing"):
-        checked = lake.table.reconcile(deep=True)
-        assert not checked.unbalanced
-        assert not checked.gone
+        assert_proved(lake.table)
         assert not lake.table.reprocess(source=source, host="local").left
         assert lake.table.to_arrow().read_all().equals(before)
 

@@ -15,6 +15,7 @@ from pyarrow import orc
 
 from lakeupsert import Table
 from lakeupsert.landing.formats import blocks
+from lakeupsert.testing.proof import assert_proved
 from lakeupsert.testing.spark import collect
 
 FORMATS = ("csv", "jsonl", "parquet", "avro", "orc")
@@ -76,9 +77,7 @@ class Lake:
     def prove(self) -> None:
         """The sums hold, DuckDB finds the same rows in what landed, and so does who makes them anew of it."""
         for source in ("stored", "landing"):
-            checked = self.table.reconcile(deep=True)
-            assert not checked.unbalanced
-            assert not checked.gone
+            assert_proved(self.table)
             before = self.table.to_arrow().read_all()
             self.table.reprocess(source=source, host="local")
             assert self.table.to_arrow().read_all().equals(before)

@@ -22,6 +22,7 @@ from lakeupsert.pipeline import strategy
 from lakeupsert.publishers.delta_log import list_log
 from lakeupsert.storage import open_store
 from lakeupsert.testing.lake import Lake, delta_rows
+from lakeupsert.testing.proof import assert_proved
 from lakeupsert.testing.rounds import TIMES
 from lakeupsert.testing.spark import collect
 
@@ -446,7 +447,5 @@ def run(
     machine.publish()
     for number, (_, rows) in machine.snapshots.items():
         assert machine.shown(number) == rows, f"snapshot {number}"
-    checked = machine.lake.table.reconcile(deep=True)
-    assert not checked.unbalanced
-    assert not checked.gone
+    assert_proved(machine.lake.table)
     return machine

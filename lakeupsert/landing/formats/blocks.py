@@ -6,7 +6,7 @@ in file order, and do not depend on how the file is cut into blocks.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
@@ -122,6 +122,15 @@ class MalformedRecord:
     raw: bytes
     line: int | None = None
     truncate: bool = False
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.reason}".rstrip(".")
+
+
+def flaw_of(malformed: Iterable[MalformedRecord]) -> MalformedRecord | None:
+    """The `Columns.flaw` of a file without a row that has these records."""
+    first = min(malformed, key=lambda one: not one.truncate, default=None)
+    return first and replace(first, raw=b"")
 
 
 class Block(Protocol):
@@ -359,14 +368,14 @@ class Columns:
         dominant_types: the type of most values of each column whose type was inferred.
         own: the file's own name of each column that `aliases` rename.
         rowless: the file has messages of an envelope, and no message of it has a row.
-        flaw: why the first record of a text file without a row can't be read, with its line.
+        flaw: of a text file without a row, its first truncate, or else its first record that can't be read; not its bytes.
     """
 
     schema: pa.Schema
     dominant_types: dict[str, DominantType] = field(default_factory=dict)
     own: dict[str, str] = field(default_factory=dict)
     rowless: bool = False
-    flaw: str | None = None
+    flaw: MalformedRecord | None = None
 
 
 def check_names(path: str, names: Sequence[str]) -> None:

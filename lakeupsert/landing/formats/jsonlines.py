@@ -31,6 +31,7 @@ from lakeupsert.landing.formats.blocks import (
     UnreadableFileError,
     check_names,
     find_missing,
+    flaw_of,
     given_types,
     line_numbers,
 )
@@ -133,11 +134,11 @@ def schema_of(
     """The columns of all objects, in the order in which they first appear. Types that are not given are inferred."""
     types: dict[str, pa.DataType] = {}
     dominant_types: dict[str, DominantType | None] = {}
-    skipped, malformed = False, list[MalformedRecord]()
+    skipped, flaw = False, None
     given = given_types(known, text_columns)
     for block in _blocks(source, file, reading):
         skipped |= bool(block.skipped)
-        malformed = malformed or [*block.malformed[:1]]
+        flaw = flaw_of([*([flaw] if flaw else []), *block.malformed])
         for name in block.names:
             fixed = given(name)
             if name not in types:
@@ -152,8 +153,9 @@ def schema_of(
                 more = _dominant(values, type_, block.places, file.path)
                 dominant_types[name] = dominant.combine(dominant_types.get(name), more)
     found = {name: one for name, one in dominant_types.items() if one}
-    flaw = f"line {malformed[0].line}: {malformed[0].reason}" if malformed and not types else None
-    return Columns(pa.schema(list(types.items())), found, rowless=skipped and not types and not malformed, flaw=flaw)
+    return Columns(
+        pa.schema(list(types.items())), found, rowless=skipped and not types and not flaw, flaw=None if types else flaw
+    )
 
 
 def open_blocks(

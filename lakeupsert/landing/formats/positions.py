@@ -6,7 +6,7 @@ of a change and not of its commit, MySQL's file and place are a text and a numbe
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 LOG_POSITION = "__log_position"
 """The column that the envelope `debezium` adds for the connectors of `NEEDED`."""
@@ -23,7 +23,12 @@ EVENT_TIMES = ("__source_ts_us", "__source_ts_ns", "__source_ts_ms", "__ts_us", 
 """Columns with times of events: of the commit, but of a row of a snapshot when it was read or sent."""
 _LSN = re.compile(r"[0-9a-f]{8}:[0-9a-f]{8}:[0-9a-f]{4}")
 """Of SQL Server."""
-_NO_COMMIT = f"{0:019}-0-"
+_DIGITS = 19
+NO_COMMIT = f"{0:019}-0-"
+"""How a position of PostgreSQL in a snapshot begins that no commit was streamed before."""
+AFTER_A_COMMIT = f"{1:019}"
+"""Positions of PostgreSQL from this text on come after a commit that was streamed."""
+_OF_POSTGRESQL = re.compile(r"[0-9]{19}-[01]-[0-9]{19}")
 
 
 def log_position(source: object) -> str | None:
@@ -39,7 +44,22 @@ def log_position(source: object) -> str | None:
 
 def is_first_snapshot(position: str) -> bool:
     """Whether an event of PostgreSQL is of the snapshot that a connector without a history takes."""
-    return position.startswith(_NO_COMMIT)
+    return position.startswith(NO_COMMIT)
+
+
+def noted_positions(positions: Iterable[str]) -> set[str]:
+    """Those that show whether a connector for PostgreSQL began again: of each first snapshot, and the lowest after a commit."""
+    # An incremental snapshot before the first commit has no place at all.
+    found = {p for p in positions if _OF_POSTGRESQL.fullmatch(p) and p > f"{NO_COMMIT}{AFTER_A_COMMIT}"}
+    return {*filter(is_first_snapshot, found), *sorted(p for p in found if p >= AFTER_A_COMMIT)[:1]}
+
+
+def began_again(positions: Iterable[str]) -> set[str]:
+    """The first snapshots among `noted_positions` that are not the first: there is an earlier one, or a commit before it was
+    streamed. The order of files does not matter, since a connector streams only what was committed after its snapshot."""
+    snapshots = sorted(filter(is_first_snapshot, positions))
+    commits = [p for p in positions if not is_first_snapshot(p)]
+    return {s for s in snapshots if s != snapshots[0] or any(c[:_DIGITS] < s[-_DIGITS:] for c in commits)}
 
 
 def _postgresql(source: Mapping[str, object]) -> str:

@@ -24,6 +24,7 @@ from lakeupsert.landing.formats.blocks import (
     UnreadableFileError,
     check_names,
     find_missing,
+    flaw_of,
     given_types,
     select_names,
 )
@@ -123,10 +124,10 @@ def schema_of(
     types = {name: given(name) or pa.null() for name in names}
     unknown = [name for name in names if given(name) is None]
     dominant_types: dict[str, DominantType | None] = {}
-    rows, malformed = 0, list[MalformedRecord]()
+    rows, flaw = 0, None
     for block in _blocks(chain(first, pieces), names, unknown, file, dialect) if unknown else ():
         rows += len(block.places)
-        malformed = malformed or [*block.malformed[:1]]
+        flaw = flaw or flaw_of(block.malformed)
         for name in unknown:
             written, type_ = block.columns[name], pa.string()
             text = with_points(written) if block.decimal_comma else written
@@ -136,8 +137,7 @@ def schema_of(
             more = dominant.from_text(text, type_, FROM_TEXT, block.places, file.path, written)
             dominant_types[name] = dominant.combine(dominant_types.get(name), more)
     found = {name: one for name, one in dominant_types.items() if one}
-    flaw = f"line {malformed[0].line}: {malformed[0].reason}" if malformed and not rows else None
-    return Columns(pa.schema(list(types.items())), found, flaw=flaw)
+    return Columns(pa.schema(list(types.items())), found, flaw=None if rows else flaw)
 
 
 def open_blocks(
