@@ -127,7 +127,7 @@ class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DeleteSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[tables.NAME.delete]``: which rows delete their key: by a column, by file names, or by both."""
+    """``[tables.NAME.delete]``: which rows delete their key: by a column, by file names, or by both; or by `not_null`."""
 
     column: str | None = None
     values: tuple[str, ...] = ()
@@ -138,6 +138,13 @@ class DeleteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The values of rows that are not deletes. If set, a row with any other value goes to quarantine."""
     file_prefix: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     """Name prefix of files that contain only deletes."""
+    not_null: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    """In place of `column` and `values`: a column with a value in deletes only, as ``_sdc_deleted_at`` of Singer."""
+
+    @property
+    def operation(self) -> str | None:
+        """The column that decides which rows are deletes."""
+        return self.column or self.not_null
 
 
 class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -978,8 +985,15 @@ def _check_delete(settings: TableSettings, refuse: _Refusal) -> None:
     delete = settings.delete
     if delete is None:
         return
+    if delete.not_null is not None:
+        for setting in ("column", "values", "upserts", "file_prefix"):
+            if value := getattr(delete, setting):
+                refuse(
+                    f"delete.{setting}", value, "not supported with `delete.not_null`, which says it all; leave one out"
+                )
+        return
     if not (delete.column and delete.values) and not delete.file_prefix:
-        refuse("delete", {}, "expected `column` and `values`, or `file_prefix`, or all three")
+        refuse("delete", {}, "expected `column` and `values`, or `file_prefix`, or all three; or `not_null`")
     if delete.column is None and (delete.values or delete.upserts):
         refuse("delete", {"values": list(delete.values)}, "`column` must say where these values are")
     if both := set(delete.values) & set(delete.upserts or ()):

@@ -71,6 +71,7 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # keep   = false                   # keep that column in the table
 # upserts = ["I", "U"]             # rows with any other value go to quarantine; not set by default
 # file_prefix = "del"              # or: files whose names start with this contain only deletes; not set by default
+#                                    in place of these but keep, not_null names a column: rows with a value there are deletes
 
 # [tables.sales.groups.shipping]   # optional, with mode "columns": columns of another source, with their own order
 # order_by = ["shipped_at"]

@@ -167,7 +167,7 @@ def _previews(inputs: Sequence[LandingInput]) -> list[_Preview]:
 
 def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | Rows]:
     """Read landing files. Yields reports, and accepted rows as tables with the ranked schema and `PARTITION`."""
-    known = {*job.spec.schema.names, *([job.spec.delete.column] if job.spec.delete else [])}
+    known = {*job.spec.schema.names, *([job.spec.delete.operation] if job.spec.delete else [])}
     with job.quarantine() as quarantine:
         for file in inputs:
             rows_read = rows_accepted = hollow = incomplete = 0
@@ -191,7 +191,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                     yield from reports
                     yield ranked_rows(job, accepted, file.place)
                 content = sha256.hexdigest() if sha256 else None
-                operations = job.spec.delete is not None and job.spec.delete.column in names
+                operations = job.spec.delete is not None and job.spec.delete.operation in names
                 renamed = job.spec.under_old_names(names)
                 waiting = tuple(names.keys() - known) if rows_accepted else ()
                 found = tuple(sorted(snapshots)), dict(skipped), waiting, hollow, incomplete

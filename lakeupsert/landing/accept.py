@@ -314,7 +314,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
 
 def new_columns(block: Block, spec: TableSpec) -> set[str]:
     """The columns of a block that the spec lacks, and that are not open: a row has a value there, or null may be one."""
-    known = {*spec.schema.names, *([spec.delete.column] if spec.delete else [])}
+    known = {*spec.schema.names, *([spec.delete.operation] if spec.delete else [])}
     new = {name for name in block.names if spec.table_name_of(name) not in known}
     null_is_a_value = spec.mode == "columns" and spec.nulls == "overwrite"
     return {name for name in new if null_is_a_value or block.has_value(name)}
@@ -439,6 +439,9 @@ def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> M
         return np.zeros(count, bool)
     if rule.file_prefix is not None and path.rpartition("/")[2].startswith(rule.file_prefix):
         return np.full(count, True)
+    if rule.not_null is not None:
+        text, unfit = block.convert(rule.not_null, pa.string())  # a value that is no text is one, too
+        return as_mask(text.is_valid()) | unfit
     if rule.column is None:
         return np.zeros(count, bool)
     text, unfit = block.convert(rule.column, pa.string())

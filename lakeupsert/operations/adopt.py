@@ -345,11 +345,11 @@ def _plan_spec(table: OpenTable, footings: Sequence[FileFooter], folders: Sequen
     types = known_types(table.declaration, types, given)
     _refuse_mixed_types(table, footings, types, given.keys())
     delete = settings.delete
-    if delete and not delete.keep and delete.column in types:
+    if delete and not delete.keep and delete.operation in types:
         raise ConfigurationError(
             "operations-stored",
-            f"The files hold the operation column {delete.column!r}, and `delete.keep` is false: rows with "
-            f"{list(delete.values)} there would appear as live rows. Nothing was changed.",
+            f"The files hold the operation column {delete.operation!r}, and `delete.keep` is false: rows with "
+            f"{list(delete.values) or 'a value'} there would appear as live rows. Nothing was changed.",
             next=f"set `keep = true` in [tables.{table.name}.delete]",
         )
     for column in (p.column for p in map(PartitionColumn.parse, settings.partition_by) if not p.function):

@@ -46,6 +46,8 @@ TRIPLE_ROWS, ANCHORS, MOST_COLUMNS = 1000, 2, 20
 """If no pair is a key, and so many rows can be compared (fewer are soon unique by chance), columns are tried by threes: one of
 them is among those that tell most rows apart."""
 
+_DELETED_AT = ("_sdc_deleted_at", "_ab_cdc_deleted_at")
+"""Columns of Singer and of Airbyte, with a value in deletes only."""
 _DATES = ("%Y-%m-%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%Y%m%d", "%m-%d-%Y", "%d-%m-%Y")
 HIVE = re.compile(r"([^/=]+)=([^/]*)")
 
@@ -85,7 +87,7 @@ class SettingChoices:
 
     def settings(self) -> dict[str, Choice]:
         delete = self._delete()
-        self.operation = delete.value and delete.value["column"]
+        self.operation = delete.value and (delete.value.get("column") or delete.value["not_null"])
         partition_by = self._partition()
         self.partition: list[str] = [PartitionColumn.parse(text).column for text in partition_by.value or ()]
         orders = self._orders()
@@ -121,6 +123,10 @@ class SettingChoices:
         if self.is_events:
             self.inserts = self._events_of_distinct_keys()
             return Choice({"column": "__op", "values": ["d"]}, ("__op is the operation of each event",))
+        if (gone := next((name for name in self.values if name.lower() in _DELETED_AT), None)) is not None:
+            return Choice(
+                {"not_null": gone}, (f"{gone} is the time at which a row was deleted; rows that live have none",)
+            )
         for name, values in self.values.items():
             if is_nested(values.type) or not 0 < self.rows.distinct(name) <= 12:
                 continue

@@ -459,14 +459,18 @@ class LandedRows:
             return "false"
         if rule.file_prefix and source.file.rpartition("/")[2].startswith(rule.file_prefix):
             return "true"
-        if rule.column is None or not rule.values or rule.column.lower() not in map(str.lower, source.columns):
+        if self._operation_in(source.columns) is None:
+            return "false"
+        if rule.not_null is not None:
+            return f"({identifier(rule.not_null)} IS NOT NULL)"
+        if rule.column is None or not rule.values:
             return "false"
         values = ", ".join(map(literal, rule.values))
         return source.is_delete or f"coalesce({identifier(rule.column)} IN ({values}), false)"
 
     def _operation_in(self, names: Iterable[str]) -> str | None:
         """The name of the operation column among ``names``, which may differ in case."""
-        column = self._spec.delete.column if self._spec.delete else None
+        column = self._spec.delete.operation if self._spec.delete else None
         return next((name for name in names if column and name.lower() == column.lower()), None)
 
     def _has_delete_value(self, column: Column, places: Indices | None, place: str) -> str:
@@ -477,7 +481,7 @@ class LandedRows:
         does not know a column's unit and zone.
         """
         rule = self._spec.delete
-        if rule is None or pa.types.is_nested(column.type):  # nested values have no text, so `append` refused them
+        if rule is None or rule.not_null or pa.types.is_nested(column.type):  # `append` refused nested values: no text
             return "false"
         texts = pc.cast(decode(column), options=pc.CastOptions(pa.string(), allow_invalid_utf8=True))
         found = pc.indices_nonzero(pc.is_in(texts, pa.array(rule.values, pa.string()))).to_numpy()

@@ -345,5 +345,5 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
         positions=tuple(sorted(noted_positions(positions))),
         skipped=dict(sorted(skipped.items())),
         host=chosen,
-        operations=operations if rows.total() and job.spec.delete and job.spec.delete.column else None,
+        operations=operations if rows.total() and job.spec.delete and job.spec.delete.operation else None,
     )

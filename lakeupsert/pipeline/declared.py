@@ -128,7 +128,7 @@ class Declaration:
         partitions = [PartitionColumn.parse(text) for text in settings.partition_by]
         names: list[str | None] = [name for one in partitions for name in (one.column, *one.sources)]
         names += [Ordering.parse(text).column for text in settings.order_by]
-        names += [settings.delete.column if settings.delete else None, *settings.key]
+        names += [settings.delete.operation if settings.delete else None, *settings.key]
         names += [name for group in _groups(settings) for name in (*(o.column for o in group.ordering), *group.columns)]
         return tuple(name for name in names if name)
 
@@ -136,7 +136,7 @@ class Declaration:
     def text_columns(self) -> frozenset[str]:
         """Columns of text files that stay text unless they are given a type: keys, so that 0042 stays 0042; the operation."""
         delete = self.settings.delete
-        operation = {delete.column} if delete and delete.column else set()
+        operation = {delete.operation} if delete and delete.operation else set()
         return (frozenset(self.settings.key) | operation) - frozenset(self.settings.schema)
 
     @property

@@ -289,6 +289,8 @@ def _as_landed(entry: LedgerEntry, rows: Rows, spec: TableSpec) -> Iterator[Rows
             upsert = rule.upserts[0] if rule.upserts else None
             operations = [rule.values[0] if dies else upsert for dies in deletes.tolist()]
             columns[rule.column] = pa.array(operations, pa.string())
+        if rule and rule.not_null and deletes.any() and not rule.keep:
+            columns[rule.not_null] = pa.array(["true" if dies else None for dies in deletes.tolist()], pa.string())
         block = ArrowBlock(columns, some[PLACE].to_numpy())
         is_stored = number == OF_EARLIER_BATCH
         yield pa.table(

@@ -167,7 +167,7 @@ def without_operations(table: OpenTable, entries: Sequence[LedgerEntry]) -> list
     if not batches or any(batches.values()):
         return []
     spec = table.spec(entries[-1].spec_version)
-    column = spec.delete.column or "" if spec.delete else ""
+    column = spec.delete.operation or "" if spec.delete else ""
     close = nearest_name(column, spec.schema.names)
     return [
         f"no file since batch {min(batches)} has the column {column!r} of [tables.{table.name}.delete], so it deletes nothing."
@@ -349,7 +349,9 @@ def _aliased_columns(table: OpenTable, spec: TableSpec) -> list[str]:
     """
     names = {id_: name.lower() for id_, name in spec.names_by_id.items()}
     renamed = {(one.name.lower(), names[one.id]) for one in spec.renames if one.id in names}
-    own = {name.lower(): name for name in (*spec.schema.names, *([spec.delete.column] if spec.delete else [])) if name}
+    own = {
+        name.lower(): name for name in (*spec.schema.names, *([spec.delete.operation] if spec.delete else [])) if name
+    }
     return [
         f"column {own[alias.lower()]!r} gets no value from landing files: `aliases` under [tables.{table.name}.read] put their "
         f"{alias!r} into the column {column!r}; if that is wrong, remove this alias and land the files that came since then "

@@ -20,6 +20,7 @@ from lakeupsert.table.spec import (
     ENDED_KEYS,
     FIELD_ID,
     NAMED_PARTITIONS,
+    NOT_NULL_DELETES,
     RESERVED,
     ColumnGroup,
     DeleteRule,
@@ -93,6 +94,7 @@ def create(  # many parameters, because a spec fixes that many settings; each is
         "carried_rows": key_scope == "table" and mode == "columns",
         NAMED_PARTITIONS: key_scope == "table" and mode == "columns",
         ENDED_KEYS: key_scope == "table" and mode == "columns",
+        NOT_NULL_DELETES: delete is not None and delete.not_null is not None,
         "no_partition_columns": not partitions,
         "hash_partitions": any(p.function == "bucket" for p in partitions),
     }
@@ -209,13 +211,15 @@ def _without_operation(schema: pa.Schema, declared: TableSpec) -> pa.Schema:
     delete = declared.delete
     if delete is None or delete.keep:
         return schema
-    if delete.column in (*declared.key, *declared.order_by, *declared.partition_by):
+    if delete.operation in (*declared.key, *declared.order_by, *declared.partition_by):
+        setting = "not_null" if delete.not_null else "column"
         raise ConfigurationError(
             "delete-column-in-use",
-            f"`delete.column` is {delete.column!r}, which is also a key, ordering or partition column, and `keep` is false.",
+            f"`delete.{setting}` is {delete.operation!r}, which is also a key, ordering or partition column, and `keep` is "
+            "false.",
             next="set `keep = true` in [tables.….delete], or name another column",
         )
-    return schema.remove(schema.get_field_index(delete.column)) if delete.column in schema.names else schema
+    return schema.remove(schema.get_field_index(delete.operation)) if delete.operation in schema.names else schema
 
 
 def _refuse_unfit_rules(schema: pa.Schema, declared: TableSpec) -> None:
@@ -326,7 +330,7 @@ def evolve(spec: TableSpec, schema: pa.Schema) -> TableSpec:
     fields = list(spec.schema)
     numbering = _Numbering(spec.last_field_id)
     places = {f.name: i for i, f in enumerate(fields)}
-    dropped = {spec.delete.column} if spec.delete and not spec.delete.keep else set()
+    dropped = {spec.delete.operation} if spec.delete and not spec.delete.keep else set()
     for incoming in schema:
         name = spec.table_name_of(incoming.name)
         if name in dropped:
@@ -449,7 +453,7 @@ def roles(spec: TableSpec) -> dict[str, str]:
 
 
 def _operation(spec: TableSpec) -> str:
-    return spec.delete.column or "" if spec.delete else ""
+    return spec.delete.operation or "" if spec.delete else ""
 
 
 def _free_field(spec: TableSpec, column: str, what: str) -> pa.Field:

@@ -50,6 +50,8 @@ REPLACING_EXTRACTS = "replacing_extracts"
 """The feature of tables in which a full extract has replaced everything before it."""
 NAMED_PARTITIONS = "named_partitions"
 """The feature of tables all of whose rows say by which order their partition was named (`TableSpec.naming_id`)."""
+NOT_NULL_DELETES = "not_null_deletes"
+"""The feature of tables with a rule `DeleteRule.not_null`."""
 ENDED_KEYS = "ended_keys"
 """The feature of tables in which a late delete may end a key although its row is newer (`engine.placing`)."""
 FEATURES = frozenset(
@@ -66,6 +68,7 @@ FEATURES = frozenset(
         REPLACING_EXTRACTS,
         NAMED_PARTITIONS,
         ENDED_KEYS,
+        NOT_NULL_DELETES,
         "no_partition_columns",
         "hash_partitions",
         "folder_names",
@@ -81,6 +84,7 @@ class DeleteRule(msgspec.Struct, frozen=True, kw_only=True):
         keep: the column stays in base rows.
         upserts: the values of all other rows; a row with another value goes to quarantine. None: any value is allowed.
         file_prefix: name prefix (without folders) of files that contain only deletes.
+        not_null: in place of all these except `keep`: rows with a value in this column are deletes.
     """
 
     column: str | None = None
@@ -88,6 +92,12 @@ class DeleteRule(msgspec.Struct, frozen=True, kw_only=True):
     keep: bool = False
     upserts: tuple[str, ...] | None = None
     file_prefix: str | None = None
+    not_null: str | None = None
+
+    @property
+    def operation(self) -> str | None:
+        """The column that decides which rows are deletes."""
+        return self.column or self.not_null
 
 
 _ORDERING = re.compile(r"(?is)(?:`(.+)`|(.+?))(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?\s*")
@@ -480,7 +490,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _current_names(self) -> dict[str, str]:
-        names = [*self.schema.names, *([self.delete.column] if self.delete and self.delete.column else [])]
+        names = [*self.schema.names, *([self.delete.operation] if self.delete and self.delete.operation else [])]
         return {name.lower(): name for name in names} | {name: name for name in names}
 
     @cached_property
