@@ -18,8 +18,8 @@ class _ShareColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         if task.total is None:
             return Text()
-        left = task.time_remaining
-        return Text(f"{task.percentage:.0f} %" + ("" if left is None else f", about {duration(left)} left"))
+        of, left = "" if task.fields["whole"] else " of this step", task.time_remaining
+        return Text(f"{task.percentage:.0f} %" + (of if left is None else f", about {duration(left)} left{of}"))
 
 
 class _Line:
@@ -28,16 +28,17 @@ class _Line:
     def __init__(self, shown: Progress, what: str) -> None:
         self._shown, self._what = shown, what
         self._total: float | None = None
-        self._task = shown.add_task(what, total=None)
+        self._task = shown.add_task(what, total=None, whole=False)
 
     def __call__(self, text: str) -> None:
         share = text if isinstance(text, Share) and text.total > 0 else None
         total = share.total if share else None
         if total != self._total:  # another step, which has a pace of its own
             self._shown.remove_task(self._task)
-            self._task, self._total = self._shown.add_task(self._what, total=total), total
-        done = share.done if share else 0
-        self._shown.update(self._task, description=f"{self._what}: {text}", completed=done, refresh=True)
+            self._task, self._total = self._shown.add_task(self._what, total=total, whole=False), total
+        done, whole = (share.done, share.whole) if share else (0, False)
+        description = f"{self._what}: {text}"
+        self._shown.update(self._task, description=description, completed=done, whole=whole, refresh=True)
 
 
 @contextmanager

@@ -713,7 +713,7 @@ def _run_in_threads(
             for future in as_completed(futures.values()):
                 future.result()
                 done += 1
-                progress(Share(f"{done:,} of {len(tables):,} are done", done, len(tables)))
+                progress(Share(f"{done:,} of {len(tables):,} are done", done, len(tables), whole=True))
         finally:
             if done < len(tables):
                 stop.set()

@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 LABEL_WIDTH = 13
 MOST_NAMES = 3
 """How many partitions a text names before it only counts the rest."""
-NOT_CHECKED = (
-    "manifests (`lakeupsert doctor`), rows (`lakeupsert report` counts them by manifests, `lakeupsert reconcile` in files), "
-    "values (`lakeupsert reconcile --deep`)"
-)
+NOT_CHECKED = "manifests (`lakeupsert doctor`), rows (`lakeupsert reconcile`), values (`lakeupsert reconcile --deep`)"
 """What a verdict of `status` does not rest on."""
 BELOW_FLOOR = (
     "below_floor, unknown keys older than forgotten deletes or than a full extract (see `lakeupsert quarantine`)"

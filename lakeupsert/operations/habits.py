@@ -110,6 +110,19 @@ def last_nights(table: OpenTable) -> list[Night]:
     return nights
 
 
+def learn_append_part(nights: Sequence[Night]) -> float | None:
+    """The part of a night's time that its append took: the median of those nights that published one batch."""
+    parts = []
+    for night in nights:
+        batches = [link for link in night.batches if link.body.touched]
+        if len(batches) == 1:
+            received = datetime.fromtimestamp(batches[0].body.received_at / 1e6, UTC)
+            committed, published = (datetime.fromisoformat(x.written_at) for x in (batches[0], night.after))
+            if received <= committed < published:
+                parts.append((committed - received) / (published - received))
+    return float(np.median(parts)) if parts else None
+
+
 def learn_sizes(
     spec: TableSpec, nights: Sequence[Night], batches: Sequence[LedgerEntry], sample: Sequence[tuple[float, float]]
 ) -> Sizes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import pyarrow as pa
 
-from lakeupsert.operations.habits import Sizes, last_batches, last_nights, learn_sizes
+from lakeupsert.operations.habits import Night, Sizes, last_batches, learn_sizes
 from lakeupsert.pipeline.commit import AppendResult
 from lakeupsert.pipeline.cuts import MOST_READS, bytes_to_cut
 from lakeupsert.pipeline.opened import OpenTable
@@ -68,7 +68,7 @@ class Arrival:
     files: int = 1
 
 
-def predict_merges(table: OpenTable, appended: AppendResult | None) -> Prediction | None:
+def predict_merges(table: OpenTable, appended: AppendResult | None, nights: Sequence[Night]) -> Prediction | None:
     """Predict what `dedupe` will read and write once the batch is committed, when rows by partition are no estimate any more.
 
     For a partition that was not dirty before, it takes no request. Returns None if there is nothing to merge.
@@ -79,7 +79,7 @@ def predict_merges(table: OpenTable, appended: AppendResult | None) -> Predictio
     entry = appended.entry if appended else None
     before = appended.number - 1 if appended else head.number
     batches = [*(b.body for b in last_batches(table, before)), *([entry] if entry else [])]
-    sizes = learn_sizes(table.spec(head.body.spec_version), last_nights(table), batches, ())
+    sizes = learn_sizes(table.spec(head.body.spec_version), nights, batches, ())
     touched = entry.touched if entry else {}
     arrivals = {p: Arrival(sum(f.rows for f in t.files), t.bytes, len(t.files)) for p, t in touched.items()}
     full = entry is not None and entry.full is not None

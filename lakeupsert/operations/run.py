@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lakeupsert.engine.by_name import EngineName, HostChoice, choose_host
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError
+from lakeupsert.operations.habits import Night, last_nights, learn_append_part
 from lakeupsert.operations.plan import Plan, plan, refuse_above
 from lakeupsert.operations.plan_merges import Prediction, predict_merges
 from lakeupsert.operations.vacuum import vacuum
@@ -26,7 +27,7 @@ from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
-from lakeupsert.progress import Countdown
+from lakeupsert.progress import Countdown, NightProgress
 from lakeupsert.table.ledger import ChosenHost, Scope
 
 
@@ -98,6 +99,10 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
         planned = plan(table, lambda partition: True, options.prices, options.full)
         refuse_above(planned, options.max_bytes, options.max_cost)
     send_missing(table)
+    nights: list[Night] = []
+    with suppress(DamagedTableError):  # whatever needs the damaged object fails because of it
+        nights = last_nights(table)
+    night = NightProgress(progress, learn_append_part(nights))
     appended, refused = None, None
     try:
         appended = append(
@@ -106,7 +111,7 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
             batch_id=options.batch_id,
             full=options.full,
             may_shrink=options.may_shrink,
-            progress=progress,
+            progress=night.append,
             warn=options.warn,
         )
     except (ConfigurationError, RefusedError) as e:
@@ -114,14 +119,14 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
     host = _merge_host(table, options, appended)
     expected = None
     with suppress(DamagedTableError):  # the merge of that partition fails because of it, and the others go on
-        expected = predict_merges(table, appended)
+        expected = predict_merges(table, appended, nights)
     drain = DrainOptions(
         host=host.name if options.workers is None else "local",
         workers=options.workers or options.local_workers,
         calls_at_once=options.calls_at_once,
         engine=options.engine,
         stop=options.stop,
-        progress=Countdown("merging partitions", progress),
+        progress=Countdown("merging partitions", night.merge),
     )
     try:
         merged, published = merge_and_publish(table, drain, progress)

@@ -5,7 +5,7 @@ import json
 import re
 import sys
 import threading
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,37 @@ def test_run_tells_its_shares(folder: Path) -> None:
     assert 0 < reading[0].done < reading[1].done == size
     merging = [s for s in shares if s.startswith("merging")]
     assert merging[-1].done == merging[-1].total
+    assert not any(share.whole for share in shares), "no earlier night tells what the steps take"
+
+
+def test_share_and_time_left_are_of_the_whole_night_once_there_was_one(folder: Path) -> None:
+    configure("sales")
+    nights: list[list[str]] = []
+    for night in range(4):
+        texts: list[str] = []
+        nights.append(texts)
+        with Table.open("lakeupsert.toml") as table, clock.use(Steady()):
+            if night == 3:  # merges that an earlier call left
+                land("sales", days=20, file="d.csv")
+                table.append(host="local")
+            elif night:
+                land("sales", days=20, file=f"{night}.csv")
+                land("sales", days=20, file=f"{night}b.csv")
+            table.run(host="local", workers=1, progress=texts.append)
+    for texts in nights[1:]:
+        shares = [text for text in texts if isinstance(text, Share)]
+        done = [share.done / share.total for share in shares]
+        assert all(share.whole for share in shares if share.startswith(("reading", "merging", "committing")))
+        assert done == sorted(done)
+        assert done[-1] == pytest.approx(1)
+    _, second, third, left = nights
+    for texts in (second, third):
+        reading, committing = (next(t for t in texts[::-1] if t.startswith(word)) for word in ("reading", "committing"))
+        assert isinstance(reading, Share)
+        assert isinstance(committing, Share)
+        assert 0 < reading.done / reading.total == committing.done / committing.total < 0.9, "merges are to come"
+    shares = [text for text in left if isinstance(text, Share)]
+    assert shares[0].done / shares[0].total < 0.1, "without new files, the night begins with its merges"
 
 
 TIME_OF_DAY = re.compile(r"\d\d:\d\d:\d\d")
@@ -177,6 +208,16 @@ def test_people_see_times_in_one_form_and_programs_in_iso_8601(folder: Path) -> 
     assert "2001-02-03 02:05:06 UTC" in shown[-2], "a time of another zone"
     published = json.loads(call("status", "--json").stdout)["result"]["published_at"]
     assert datetime.fromisoformat(published).utcoffset() == timedelta(0)
+
+
+class Steady(clock.Source):
+    """A second passes between two looks at the wall clock."""
+
+    at = datetime(2026, 1, 1, 2, tzinfo=UTC)
+
+    def now(self) -> datetime:
+        Steady.at += timedelta(seconds=1)
+        return Steady.at
 
 
 class Ticks(clock.Source):
@@ -209,7 +250,10 @@ def test_line_shows_share_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None
         shown = terminal.getvalue()
         assert "sales: merging [partitions]" in shown
         assert "50 %" in shown
-        assert re.search(r"50 %, about \d+\.\d s left", shown)
+        assert re.search(r"50 %, about \d+\.\d s left of this step", shown)
+        for done in range(6):
+            show(Share("merging", done, 12, whole=True))
+        assert re.search(r"42 %, about \d+\.\d s left$", terminal.getvalue().rstrip())
 
 
 def test_progress_needs_a_terminal(folder: Path) -> None:

@@ -18,7 +18,7 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.operations import plan as plan_module
-from lakeupsert.operations.habits import NIGHTS
+from lakeupsert.operations.habits import NIGHTS, last_nights
 from lakeupsert.operations.plan_merges import predict_merges
 from lakeupsert.table.ledger import LedgerEntry, next_stamp
 from lakeupsert.testing.lake import Lake, row
@@ -483,7 +483,7 @@ def test_prediction_of_a_committed_batch_takes_no_request_for_a_partition(tmp_pa
         lake.land("1.jsonl", [row("a", day, 1) for day in range(days)])
         appended = lake.table.append(host="local")
         lake.reopen()
-        assert predict_merges(lake.opened, appended) is not None
+        assert predict_merges(lake.opened, appended, last_nights(lake.opened)) is not None
         return lake.table.requests
 
     assert requests(40) == requests(1)
