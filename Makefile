@@ -165,8 +165,8 @@ test-crash: setup ## kills real processes at every step; many minutes
 test-damage: setup ## every object of six small tables missing, empty, cut, and with 64 single bits changed; half an hour
 	@DAMAGE_FLIPS=64 $(BIN)/pytest -s tests/fault/test_damage.py
 
-test-random: setup ## random tables, feeds and state machines with twenty times the examples of `make test`; two hours
-	@RANDOM_TIMES=20 $(BIN)/pytest tests/property
+test-random: setup ## random tables, feeds and state machines with thirty times the examples of `make test`; two hours
+	@RANDOM_TIMES=30 $(BIN)/pytest tests/property
 
 test-chaos: setup servers ## six workers on a cloud, one killed every five seconds, answers lost; CHAOS_ARGS="--cloud azure --minutes 4"
 	@$(BIN)/python -m lakeupsert.testing.chaos $(CHAOS_ARGS)

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,6 +51,37 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     asked = [marker for marker in WORDS if re.search(rf"(?<!not ){marker}\b", expression)]
     return True if not all(_has_word_of(marker, collection_path) for marker in asked) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Iterator[Any]:
+    """Mark all but N cases of a test function with `few(N)` as `long`. The N are spread over the values of its parameters."""
+    made = yield
+    for marker in made[0].iter_markers("few") if isinstance(made, list) and made else ():
+        cases = [case for case in made if case.get_closest_marker("long") is None]
+        few = _spread(cases, *marker.args)
+        for case in cases:
+            if case not in few:
+                case.add_marker(pytest.mark.long)
+        break
+    return made
+
+
+def _spread(cases: list[Any], count: int) -> list[Any]:
+    """One after the other the case with most values, then most pairs of values, that no case before it has."""
+    values = {case: frozenset(case.callspec.indices.items()) for case in cases}
+    chosen: list[Any] = []
+    seen: set[Any] = set()
+    while len(chosen) < min(count, len(cases)):
+        news = {
+            case: (len(of_case - seen), len({frozenset(pair) for pair in combinations(of_case, 2)} - seen))
+            for case, of_case in values.items()
+            if case not in chosen
+        }
+        best = max(news, key=news.__getitem__)
+        chosen.append(best)
+        seen |= values[best] | {frozenset(pair) for pair in combinations(values[best], 2)}
+    return chosen
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

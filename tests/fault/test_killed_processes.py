@@ -134,7 +134,9 @@ def test_process_killed_at_any_call_is_survived(
         shutil.rmtree(lake.root)
 
 
-@pytest.mark.parametrize("poisonous", [(0,), (1,), (5,), (0, 3), (1, 4), (0, 2, 5)])
+@pytest.mark.parametrize(
+    "poisonous", [(1, 4), *(pytest.param(n, marks=pytest.mark.long) for n in ((0,), (1,), (5,), (0, 3), (0, 2, 5)))]
+)
 def test_partitions_that_kill_every_worker_are_marked_and_the_others_are_merged(
     folder: Path, poisonous: tuple[int, ...]
 ) -> None:

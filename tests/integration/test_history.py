@@ -87,6 +87,7 @@ def seen(table: Table, **options: Any) -> list[tuple[Any, ...]]:
     return sorted(((row["id"], row["v"], row["valid_from"], row["valid_to"]) for row in rows), key=str)
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("chosen", ["rewrite", "delta"])
 @pytest.mark.parametrize("seed", range(2 * TIMES))

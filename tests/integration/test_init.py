@@ -119,6 +119,7 @@ def table_rows(config: str = "lakeupsert.toml") -> list[tuple[Any, ...]]:
 # ---------------------------------------------------------------- landing zones, to the end of a night
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl"])
 @pytest.mark.parametrize("pattern", ["%Y-%m-%d", "%m/%d/%Y", "dt=%Y-%m-%d", "year=%Y/month=%m/day=%d"])
 def test_night_on_the_written_configuration_is_exact(here: Path, ending: str, pattern: str) -> None:

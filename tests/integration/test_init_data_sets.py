@@ -123,7 +123,7 @@ def call(*args: str) -> Any:
     return json.loads(result.stdout)
 
 
-LARGE = ("flights of a year", "weather of airports")
+LARGE = ("flights of a year", "flights of January", "temperatures", "weather of airports")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LARGE else n for n in SETS])

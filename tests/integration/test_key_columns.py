@@ -213,7 +213,7 @@ def all_in_the_end(records: Sequence[Record]) -> list[dict[str, Any]]:
     return expected([record for record in records if record["k"] in named])
 
 
-@pytest.mark.parametrize("seed", range(8 * TIMES))
+@pytest.mark.parametrize("seed", range(3 * TIMES))
 def test_all_ways_of_the_same_records_end_in_one_table(seed: int, tmp_path: Path) -> None:
     """In any order and split, with restores and files taken again, lost indexes, adopted rows, rewrites and replays between."""
     rng = random.Random(seed)
@@ -305,11 +305,12 @@ V5: Record = {"k": "a", "ts": 5, "v": 5}
 SPLITS = ([3], [1, 2], [2, 1], [1, 1, 1])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 @pytest.mark.parametrize("computed", [False, True])
 def test_late_delete_leaves_no_row_to_an_update_by_key(strategy: str, computed: bool, tmp_path: Path) -> None:
     """A row, an update by the key alone, and a delete between the two in rank: no row, and the update waits."""
-    for n, (order, split) in enumerate(itertools.product(itertools.permutations([V1, V3, V5]), SPLITS)):
+    for n, (order, split) in enumerate(itertools.product(itertools.permutations([V1, V3, V5]), SPLITS[computed::2])):
         nights = Nights(tmp_path / str(n), strategy=strategy, **(COMPUTED if computed else {}))
         land = at_noon if computed else dict
         nights.night(land(full("z", 1, 1)))

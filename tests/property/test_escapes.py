@@ -17,6 +17,7 @@ from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.operations.recompute_text import read_text
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
+from lakeupsert.testing.rounds import TIMES
 
 NAMES = ("id", "day", "note")
 SPEC = create(
@@ -79,7 +80,7 @@ def read(folder: Path, text: bytes, reading: Reading) -> tuple[list[tuple[Row, i
     return accepted, quarantined
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60 * TIMES, deadline=None)
 @given(
     st.lists(NOTES, min_size=1, max_size=5),
     st.sampled_from(sorted(WRITERS)),

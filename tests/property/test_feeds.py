@@ -56,7 +56,7 @@ from lakeupsert.testing.spark import collect
 
 ROUNDS = 6 * TIMES
 """Of all tests of many feeds together."""
-FEEDS = 50
+FEEDS = 30
 MEMORY = Path("/dev/shm")
 
 

@@ -222,7 +222,7 @@ def examples(number: int) -> settings:
 
 
 def test_lake_equals_a_dict_after_every_step() -> None:
-    run_state_machine_as_test(LakeMachine, settings=examples(25))
+    run_state_machine_as_test(LakeMachine, settings=examples(12))
 
 
 def test_lake_of_keys_that_move_equals_a_dict_after_every_step() -> None:
@@ -236,7 +236,7 @@ def test_lake_of_keys_that_move_equals_a_dict_after_every_step() -> None:
         def land_deletes_by_key(self, rows: list[Any]) -> None:
             self.land([rows])
 
-    run_state_machine_as_test(OneRowAKey, settings=examples(13))
+    run_state_machine_as_test(OneRowAKey, settings=examples(6))
 
 
 def test_lake_equals_a_dict_with_either_engine(spark: Any) -> None:

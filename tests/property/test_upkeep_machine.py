@@ -465,7 +465,7 @@ def examples(number: int) -> settings:
 
 
 def test_lake_under_upkeep_equals_a_dict_after_every_step() -> None:
-    run_state_machine_as_test(UpkeepMachine, settings=examples(10))
+    run_state_machine_as_test(UpkeepMachine, settings=examples(5))
 
 
 def test_lake_of_keys_that_move_equals_a_dict_under_upkeep() -> None:
@@ -479,4 +479,4 @@ def test_lake_of_keys_that_move_equals_a_dict_under_upkeep() -> None:
         def night_of_deletes_by_key(self, rows: list[Any], strike: Any) -> None:
             self.night(rows, strike)
 
-    run_state_machine_as_test(OneRowAKey, settings=examples(6))
+    run_state_machine_as_test(OneRowAKey, settings=examples(3))

@@ -129,6 +129,7 @@ DIALECTS: list[tuple[Reading, str]] = [
 ]
 
 
+@pytest.mark.few(48)
 @pytest.mark.usefixtures("_any_block_size")
 @pytest.mark.parametrize(("reading", "text"), DIALECTS)
 @pytest.mark.parametrize("lines", ["\n", "\r\n", "\r"])
@@ -224,6 +225,7 @@ def test_quote_that_is_never_closed_refuses_its_record_also_without_a_header(lan
 # ---------------------------------------------------------------- encodings
 
 
+@pytest.mark.few(28)
 @pytest.mark.usefixtures("_any_block_size")
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-32", "utf-8-sig", "cp037"])
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.csv.gz"])
@@ -320,6 +322,7 @@ def test_compressed_text_is_read_at_the_places_of_the_text(landing: Landing, end
     assert landing.columns(file) == landing.columns(landing.put("a.csv", text))
 
 
+@pytest.mark.few(12)
 @pytest.mark.usefixtures("_any_block_size")
 @pytest.mark.parametrize("ending", ["", *PACK])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
@@ -354,10 +357,7 @@ def test_empty_files_hold_no_rows(landing: Landing) -> None:
     assert landing.rows(landing.put("a", b"")) == []
 
 
-SLOW = {".bz2", ".xz"}
-
-
-@pytest.mark.parametrize("ending", [pytest.param(e, marks=pytest.mark.long) if e in SLOW else e for e in PACK])
+@pytest.mark.parametrize("ending", [pytest.param(e, marks=pytest.mark.long) if e != ".gz" else e for e in PACK])
 def test_memory_follows_the_block_and_not_what_an_archive_unpacks_to(
     landing: Landing, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

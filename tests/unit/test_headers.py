@@ -12,14 +12,18 @@ from lakeupsert.testing.lake import Lake, row
 BATCHES = 2 * HEADERS_TOGETHER + 10
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    lake = Lake(tmp_path)
+@pytest.fixture(scope="module")
+def many_batches(module_folder: Path) -> Lake:
+    lake = Lake(module_folder)
     for number in range(BATCHES):
         lake.land(f"{number:04d}.jsonl", [row("a", 0, number, number)])
         lake.table.append(host="local")
-    lake.reopen()
     return lake
+
+
+@pytest.fixture
+def lake(many_batches: Lake, tmp_path: Path) -> Lake:
+    return many_batches.copy(tmp_path / "lake")
 
 
 def test_an_append_after_many_batches_reads_few_objects_and_takes_nothing_twice(lake: Lake) -> None:

@@ -77,6 +77,7 @@ def _any_block_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(blocks, "BLOCK_BYTES", request.param)
 
 
+@pytest.mark.few(10)
 @pytest.mark.usefixtures("_any_block_size")
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize(("name", "pack"), [("a.json", bytes), ("a.json.gz", gzip.compress), ("a.jsonl", bytes)])
@@ -139,11 +140,11 @@ def test_lines_that_are_arrays_are_lines(tmp_path: Path) -> None:
 
 
 def test_only_the_beginning_of_a_large_array_is_looked_at(tmp_path: Path) -> None:
-    text = json.dumps(ROWS * 500, ensure_ascii=False).encode()
+    text = json.dumps(ROWS * 150, ensure_ascii=False).encode()
     store, file = put(tmp_path, "a.json", text)
     few = read_beginning(store, file, 1000, 2000)
     assert 10 < few.rows.num_rows < 40
-    assert few.rows["id"].to_pylist() == [r["id"] for r in (ROWS * 500)[: few.rows.num_rows]]
+    assert few.rows["id"].to_pylist() == [r["id"] for r in (ROWS * 150)[: few.rows.num_rows]]
     found = preview(store, file, Reading(), SPEC, 1000)
     assert found.partitions.keys() == {f"day={date(2024, 3, 1)}"}
     assert found.unreadable is None
@@ -160,7 +161,7 @@ def test_partitions_of_large_utf16_are_previewed(tmp_path: Path) -> None:
 
 def test_memory_follows_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 10)
-    store, file = put(tmp_path, "a.json", json.dumps(ROWS * 500).encode())
+    store, file = put(tmp_path, "a.json", json.dumps(ROWS * 150).encode())
     most = max(
         rows.accepted.num_rows + rows.quarantined.num_rows
         for rows in read_rows(store, file, Reading(), RowRules(SPEC, 0))

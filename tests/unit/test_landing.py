@@ -907,6 +907,7 @@ def test_json_without_rows_has_none(landing: Landing, content: str) -> None:
     assert landing.columns(file) == {}
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("depth", [*range(1, 30), *range(600, 1000, 7)])
 def test_json_of_any_depth_stops_nothing(landing: Landing, depth: int) -> None:
     line = '{"id":1,"day":"2026-01-02","at":"2026-03-01","note":%s,"amount":1}'
