@@ -1,6 +1,6 @@
 """Reports of phase one's row work. Tasks return these small values to the caller, never rows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -68,6 +68,7 @@ class Written(msgspec.Struct, frozen=True, tag=True):
         live: rows in ``files`` that are not deletes.
         keys: hashes (uint64) of the compared keys of every partition written together with this one; see
             `settle.count_keys_in_several_partitions`.
+        misplaced: keys of every partition written together with this one that keep an older event (`misplaced`).
     """
 
     partition: str
@@ -79,17 +80,20 @@ class Written(msgspec.Struct, frozen=True, tag=True):
     order: str | None = None
     live: int = 0
     keys: bytes = b""
+    misplaced: int = 0
 
 
 Report = FileRead | FileFailed | Refused | Written
 
 
-def total_by_partition(reports: Iterable[Written]) -> list[Written]:
-    """One report for each partition. ``order``, ``live`` and ``keys`` are not kept."""
-    return [
+def total_by_partition(reports: Sequence[Written]) -> list[Written]:
+    """One report for each partition. ``order``, ``live`` and ``keys`` are not kept, ``misplaced`` is in the first."""
+    totals = [
         Written(partition, t.rows, t.superseded, t.digest or "", t.superseded_digest or "", t.files)
         for partition, t in touched_by(reports).items()
     ]
+    misplaced = sum(report.misplaced for report in reports)
+    return [msgspec.structs.replace(totals[0], misplaced=misplaced), *totals[1:]] if misplaced else totals
 
 
 def touched_by(reports: Iterable[Report]) -> dict[str, Touched]:

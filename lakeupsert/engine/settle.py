@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lakeupsert.engine.batch import AppendJob
+from lakeupsert.engine.misplaced import count_misplaced
 from lakeupsert.engine.reports import Report, Written
 from lakeupsert.rows.arrays import Hashes, Indices, Rows
 from lakeupsert.rows.buckets import buckets, cut_by_number, cut_into_pieces, key_hashes
@@ -61,7 +62,8 @@ class RowBuffer:
         counts = np.bincount(ranked.codes[losers.to_numpy()], minlength=len(ranked.partitions))
         for partition, count, total in zip(ranked.partitions, counts.tolist(), _sums(hashes, counts), strict=True):
             if count:
-                self.lost.append(Written(partition, count, count, digest_text(total), digest_text(total), ()))
+                digest, misplaced = digest_text(total), 0 if self.lost else ranked.misplaced
+                self.lost.append(Written(partition, count, count, digest, digest, (), misplaced=misplaced))
         self.tables = [rows.take(ranked.order.filter(ranked.wins))]
         self._bytes = self.tables[0].nbytes
 
@@ -102,6 +104,7 @@ class _Ranked:
         partitions: their names.
         codes: for each row the number of its partition in ``partitions``.
         order, wins: as of `rank.sort_by_rank`.
+        misplaced: see `count_misplaced`.
     """
 
     def __init__(self, spec: TableSpec, rows: Rows) -> None:
@@ -111,6 +114,7 @@ class _Ranked:
         self.codes: NDArray[np.int32] = encoded.indices.to_numpy()
         numbered = rows.set_column(rows.schema.get_field_index(PARTITION), PARTITION, encoded.indices)
         self.order, self.wins = sort_by_rank(numbered, spec, (FILE, PLACE), by=[PARTITION])
+        self.misplaced = count_misplaced(rows, spec, self.order, self.wins)
 
 
 def _sums(hashes: Hashes, counts: Indices) -> list[int]:
@@ -204,6 +208,7 @@ def settle_and_write(job: AppendJob, tables: Sequence[Rows]) -> list[Written]:
             order,
             int(live[i]),
             keys if i == 0 else b"",
+            ranked.misplaced if i == 0 else 0,
         )
         for i, partition in enumerate(ranked.partitions)
     ]

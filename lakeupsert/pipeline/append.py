@@ -28,7 +28,13 @@ from lakeupsert.landing.formats.positions import noted_positions
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.discover import Ground, Request, contents_of, discover, refuse_all_skipped
-from lakeupsert.pipeline.event_order import hollow_deletes, incomplete_creates, misplaced_events, misplaced_snapshots
+from lakeupsert.pipeline.event_order import (
+    hollow_deletes,
+    incomplete_creates,
+    misplaced_events,
+    misplaced_snapshots,
+    refuse_misplaced,
+)
 from lakeupsert.pipeline.full_extract import (
     NO_EXTRACT,
     full_extract_entry,
@@ -184,6 +190,7 @@ def _attempt(
         return LOST
     try:
         refuse_truncate(table, ground, reports)
+        refuse_misplaced(table, plan.job.spec, reports)
         entry = _entry(table, ground, plan, reports, chosen)
         refuse_above_limit(table, ground, entry, examples_of(reports))
         if request.full:

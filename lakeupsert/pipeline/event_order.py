@@ -1,4 +1,4 @@
-"""Warnings about events of a change feed: orders under which they are misplaced (docs/FORMATS.md, "The order of events"), and
+"""What a change feed's events show: orders under which they are misplaced (docs/FORMATS.md, "The order of events"), and
 deletes that do not say where their rows are, and rows that begin without a value.
 
 Reads     the spec, and what the row work noted of a batch
@@ -8,6 +8,8 @@ Repeat    safe
 
 from collections.abc import Iterable, Sequence
 
+from lakeupsert.engine.reports import Written
+from lakeupsert.errors import RefusedError
 from lakeupsert.landing.formats.positions import LOG_POSITION, began_again
 from lakeupsert.landing.partitions import partition_sources
 from lakeupsert.phrases import count
@@ -43,11 +45,30 @@ def misplaced_events(table: OpenTable, spec: TableSpec) -> list[str]:
         )
     else:
         order, place = LOG_POSITION, " (and land whole events, with `envelope`)"
+    another = _another_order(table, order, place)
     return [
-        f"`order_by` begins with {spec.order_by[0]!r}, which {why}. Rows may be wrong. The order is fixed when a table is "
-        f'created: give the table another `processed`, set `order_by = ["{order}"]`{place} in [tables.{table.name}], and '
-        "`lakeupsert run` takes all landing files again"
+        f"`order_by` begins with {spec.order_by[0]!r}, which {why}. Rows may be wrong. {another[0].upper()}{another[1:]}"
     ]
+
+
+def _another_order(table: OpenTable, order: str, place: str = "") -> str:
+    return (
+        "the order is fixed when a table is created: give the table another `processed`, set "
+        f'`order_by = ["{order}"]`{place} in [tables.{table.name}], and `lakeupsert run` takes all landing files again'
+    )
+
+
+def refuse_misplaced(table: OpenTable, spec: TableSpec, reports: Iterable[object]) -> None:
+    """Raise RefusedError if the batch itself shows that the table's order keeps older events than the last ones."""
+    number = sum(report.misplaced for report in reports if isinstance(report, Written))
+    if number:
+        raise RefusedError(
+            "misplaced-events",
+            f"Table {table.name!r}: {count(number, 'key')} of the batch would keep an older row. `order_by` begins with "
+            f"{spec.order_by[0]!r}, by which an event loses to one that came before it in the landing files and in the source's "
+            f"log (`{LOG_POSITION}`). Nothing was committed.",
+            next=_another_order(table, LOG_POSITION),
+        )
 
 
 def hollow_deletes(table: OpenTable, spec: TableSpec, entries: Iterable[LedgerEntry]) -> list[str]:

@@ -16,6 +16,8 @@ import pytest
 
 from lakeupsert import Table
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings
+from lakeupsert.errors import RefusedError
+from lakeupsert.pipeline import append
 
 pytestmark = pytest.mark.capture
 BUILD = Path(__file__).resolve().parents[2] / "build" / "capture"
@@ -104,10 +106,14 @@ def test_columns_that_were_not_sent_are_kept(recorded: Path, tmp_path: Path) -> 
     assert lake.rows == rows_of_database(recorded, 1, "narrow")
 
 
-def test_order_by_lsn_is_wrong(recorded: Path, tmp_path: Path) -> None:
+def test_order_by_lsn_is_wrong(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was what the documentation said. By time it is luck whether a row of an incremental snapshot beats a later change."""
     if not events(recorded, 1, "narrow"):
         pytest.skip("only PostgreSQL")
+    with pytest.raises(RefusedError) as e:
+        Lake(tmp_path / "refused", order_by=("__source_lsn",)).night(events(recorded, 1, "wide"))
+    assert e.value.code == "misplaced-events"
+    monkeypatch.setattr(append, "refuse_misplaced", lambda *given: None)
     for order in (("__source_lsn",), ("__source_ts_us", "__source_lsn")):
         lake = Lake(tmp_path / order[0], order_by=order)
         warnings = [w for result in lake.nights(events(recorded, 1, "wide")) for w in result.append.warnings]

@@ -18,8 +18,9 @@ import pytest
 
 from lakeupsert import Table
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.operations.propose import propose
+from lakeupsert.pipeline import append
 from lakeupsert.testing.proof import assert_proved
 
 Event = Mapping[str, Any]
@@ -51,12 +52,15 @@ class Feed:
             **settings,
         }
         zones = {zone: str(root / zone) for zone in ("landing", "processed")}
-        self.table = Table("t", TableSettings(**zones, **given))
+        self.table = Table("t", TableSettings(**(zones | given)))
 
-    def night(self, events: Sequence[Event], host: str = "local", **options: Any) -> Any:
+    def land(self, events: Sequence[Event]) -> None:
         self.nights += 1
         text = "".join(json.dumps(event) + "\n" for event in events)
         (self.root / "landing" / f"{self.nights:02}.jsonl").write_text(text)
+
+    def night(self, events: Sequence[Event], host: str = "local", **options: Any) -> Any:
+        self.land(events)
         return self.table.run(host=host, **options).append
 
     def run(self, events: Sequence[Event], host: str = "local") -> list[str]:
@@ -115,7 +119,10 @@ def test_table_is_the_database_on_spark(database: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["__source_lsn", "__source_file"])
-def test_order_that_loses_rows_is_warned_of_for_good(column: str, tmp_path: Path) -> None:
+def test_order_that_loses_rows_is_warned_of_for_good(
+    column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(append, "refuse_misplaced", lambda *given: None)
     events, rows = recorded("postgresql" if column == "__source_lsn" else "mariadb")
     feed = Feed(tmp_path, column, *(("__source_pos", "__source_row") if column == "__source_file" else ()))
     warnings = feed.run(events)
@@ -167,12 +174,65 @@ def test_incremental_snapshot_under_an_order_by_time_is_warned_of(tmp_path: Path
         event("r", 1, "old", source(50, None, "incremental", ts_us=9)),
         event("u", 1, "new", source(50, 60, ts_us=8)),
     ]
-    by_time = Feed(tmp_path / "time", "__source_ts_us", "__source_lsn")
-    assert any("incremental" in warning for warning in by_time.night(events).warnings)
+    types = {"id": "bigint", "u": "bigint", "__source_lsn": "bigint"}
+    by_time = Feed(tmp_path / "time", *BY_TIME, schema=types)
+    assert any("incremental" in warning for warning in by_time.night(events[:1]).warnings)
+    by_time.night(events[1:])
     assert by_time.rows == [[1, None, "a", "old"]]
     by_position = Feed(tmp_path / "position")
     assert not by_position.night(events).warnings
     assert by_position.rows == [[1, None, "a", "new"]]
+
+
+BY_LSN, BY_TIME = ("__source_lsn",), ("__source_ts_us", "__source_lsn")
+SNAPSHOT = source(None, 500, "first", ts_us=5)
+MISPLACED = {
+    "open during the snapshot": (BY_LSN, [("r", "old", SNAPSHOT), ("u", "new", source(None, 400, ts_us=9))]),
+    "deleted then": (BY_LSN, [("r", "old", SNAPSHOT), ("d", "old", source(None, 400, ts_us=9))]),
+    "waited for an index": (BY_LSN, [("d", "old", source(5, 30)), ("c", "new", source(40, 10))]),
+    "incremental": (BY_LSN, [("u", "old", source(10, 20)), ("r", "new", source(30, None, "incremental"))]),
+    "incremental by time": (
+        BY_TIME,
+        [("r", "old", source(50, None, "incremental", ts_us=9)), ("u", "new", source(50, 60, ts_us=8))],
+    ),
+}
+IN_PLACE = {
+    "streamed": (BY_LSN, [("r", "old", SNAPSHOT), ("u", "new", source(600, 700)), ("d", "new", source(800, 900))]),
+    "sent again": (BY_LSN, [("u", "old", source(5, 10)), ("u", "new", source(20, 30)), ("u", "old", source(5, 10))]),
+    "began again": (BY_LSN, [("u", "old", source(5, 10)), ("r", "new", source(None, 90, "first"))]),
+    "read what is streamed later": (BY_LSN, [("r", "new", source(10, 90, "true")), ("u", "new", source(20, 30))]),
+}
+
+
+@pytest.mark.parametrize("files", ["one file", "two files"])
+@pytest.mark.parametrize("case", [*MISPLACED, *IN_PLACE])
+def test_batch_that_shows_its_order_to_be_wrong_is_refused(case: str, files: str, tmp_path: Path) -> None:
+    """What comes later in the files and in the log has to win. One of the two says nothing: the row may be right."""
+    order, steps = (MISPLACED | IN_PLACE)[case]
+    keys = range(1, 3 if files == "one file" else 2)
+    events = [event(op, id_, v, given) for id_ in keys for op, v, given in steps]
+    feed = Feed(tmp_path, *order, partition_by=("area",))
+    if files == "two files":
+        feed.land(events[:1])
+        events = events[1:]
+    if case in IN_PLACE:
+        feed.night(events)
+        return
+    with pytest.raises(RefusedError, match=f"{len(keys)} key") as e:
+        feed.night(events)
+    assert (e.value.code, "__log_position" in e.value.next) == ("misplaced-events", True)
+    assert not (tmp_path / "processed/_lakeupsert/ledger").exists()
+    right = Feed(tmp_path / "right", landing=str(tmp_path / "landing"))
+    right.table.run(host="local")
+    assert [row[3] for row in right.rows] == ([] if case == "deleted then" else ["new"] * len(keys))
+
+
+@pytest.mark.spark
+def test_versions_that_are_settled_early_show_it_too(tmp_path: Path) -> None:
+    feed, steps = Feed(tmp_path, *BY_LSN), MISPLACED["open during the snapshot"][1]
+    with pytest.raises(RefusedError, match="1 key") as e:
+        feed.night([event(op, 1, v, given) for op, v, given in [*steps] * 50], host="spark")
+    assert e.value.code == "misplaced-events"
 
 
 def test_transaction_that_was_open_during_the_snapshot(tmp_path: Path) -> None:

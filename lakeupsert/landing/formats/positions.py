@@ -19,6 +19,8 @@ NEEDED: dict[str, tuple[str, ...]] = {
 }
 """The fields of `source` that a position is made of, by connector. They are not null, also in events of a snapshot."""
 
+CHANGE_PLACES = ("__source_lsn", "__lsn", "__source_change_lsn", "__source_file")
+"""Columns with the place of a change in a log, which is not that of its commit or does not sort as it."""
 EVENT_TIMES = ("__source_ts_us", "__source_ts_ns", "__source_ts_ms", "__ts_us", "__ts_ns", "__ts_ms")
 """Columns with times of events: of the commit, but of a row of a snapshot when it was read or sent."""
 _LSN = re.compile(r"[0-9a-f]{8}:[0-9a-f]{8}:[0-9a-f]{4}")
