@@ -89,6 +89,9 @@ class ReadSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     differently is refused."""
     envelope: Literal["debezium", "dms"] | None = None
     """The envelope around each row of JSON lines; Debezium's also in Avro."""
+    only: dict[str, str | tuple[str, ...]] = {}
+    """Which rows of several tables are this table's: a column's text, or several, for example ``{ __source_table = "orders" }``.
+    Other rows are skipped and counted."""
     aliases: dict[str, str] = {}
     """Columns with another name in landing files: the name there, and the table's name."""
 
@@ -109,6 +112,11 @@ class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
         """`quote`, or its default; empty if no character quotes."""
         default = "" if self.escape in TEXT_FORMATS else '"'
         return default if self.quote is None else self.quote
+
+    @property
+    def own_texts(self) -> dict[str, tuple[str, ...]]:
+        """`only`, by names in lower case, always with several texts."""
+        return {name.lower(): (text,) if isinstance(text, str) else text for name, text in self.only.items()}
 
     @property
     def null_words(self) -> tuple[str, ...]:
@@ -799,12 +807,17 @@ def _why_unfit(raw: dict[str, object], e: msgspec.ValidationError) -> str:
 
 def _with_texts(raw: dict[str, object]) -> dict[str, object]:
     """The settings with all values that are compared as text converted to text."""
-    delete = raw.get("delete")
-    if not isinstance(delete, dict):
-        return raw
-    lists = {setting: delete[setting] for setting in ("values", "upserts") if isinstance(delete.get(setting), list)}
-    texts = {setting: list(map(_column_text, values)) for setting, values in lists.items()}
-    return {**raw, "delete": {**delete, **texts}}
+    delete, read = raw.get("delete"), raw.get("read")
+    if isinstance(delete, dict):
+        lists = {setting: delete[setting] for setting in ("values", "upserts") if isinstance(delete.get(setting), list)}
+        raw = {**raw, "delete": {**delete, **{setting: _column_texts(values) for setting, values in lists.items()}}}
+    if isinstance(read, dict) and isinstance(read.get("only"), dict):
+        raw = {**raw, "read": {**read, "only": {name: _column_texts(value) for name, value in read["only"].items()}}}
+    return raw
+
+
+def _column_texts(value: object) -> object:
+    return list(map(_column_text, value)) if isinstance(value, list) else _column_text(value)
 
 
 def _column_text(value: object) -> object:
@@ -1091,6 +1104,10 @@ def _check_read(reading: Reading, refuse: _Refusal) -> None:
             expected = "names that differ only by case are one column; name each alias once"
         if expected:
             refuse("read.aliases", {alias: column}, expected)
+    if not all(name.strip() for name in reading.only) or len(reading.own_texts) < len(reading.only):
+        refuse("read.only", reading.only, "expected a different name for each column")
+    if "" in (texts := {text for several in reading.own_texts.values() for text in several or ("",)}):
+        refuse("read.only", reading.only, f"expected a value for each column; found {sorted(texts)}")
     if reading.envelope == "dms" and reading.format == "avro":
         refuse("read.envelope", "dms", "messages of AWS DMS are JSON")
     try:

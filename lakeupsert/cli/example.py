@@ -62,6 +62,7 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # dates     = {}                   # formats of dates in text: { order_date = ["%d/%m/%Y", "%Y-%m-%d"] }; else as in ISO 8601
 # decimal_separator = "."          # or ",": before the fraction of a number in text
 # dialects  = []                   # more kinds of CSV in the folder: [{ delimiter = ";", decimal_separator = "," }]
+# only      = {}                   # of several tables in the folder, the rows with these values: { __source_table = "orders" }
 # aliases   = {}                   # names in the files and their names in the table: { price = "unit_price" }
 # envelope  = "debezium"           # or "dms": JSON lines (Debezium: or Avro) with wrapped rows; not set by default
 

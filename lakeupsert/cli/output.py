@@ -267,8 +267,7 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
         occur = f"{count(appended.scattered, 'key')} {'occurs' if appended.scattered == 1 else 'occur'} in several partitions"
         facts.append(("", f'{occur}; each partition keeps its own row (key_scope = "partition")'))
     if entry.skipped:
-        kinds = ", ".join(count(n, kind) for kind, n in entry.skipped.items())
-        facts.append(("", f"skipped messages without a row: {kinds}"))
+        facts.append(("skipped", skipped_records(entry.skipped)))
     if entry.rows_quarantined:
         facts.append(("quarantined", f"{quarantined_rows(appended)} (`lakeupsert quarantine` shows them)"))
         facts += [("", f"in {place}") for place in quarantine_places(appended, settings)]
@@ -287,6 +286,12 @@ def _remedies(appended: "AppendResult") -> dict[str, list[str]]:
             remedy = f"set that, then {again}"
         found.setdefault(_REMEDIES.get(code, remedy), []).append(code)
     return found
+
+
+def skipped_records(skipped: "Mapping[str, int]") -> str:
+    """Records that are not the table's rows, by kind."""
+    several = {"row of another table": "rows of other tables"}
+    return ", ".join(f"{n:,} {kind if n == 1 else several.get(kind, f'{kind}s')}" for kind, n in skipped.items())
 
 
 def quarantined_rows(appended: "AppendResult") -> str:
@@ -395,6 +400,7 @@ def status_facts(status: "Status") -> list[Fact]:
             if status.deletes_without_row
             else []
         ),
+        *([("skipped", f"{skipped_records(status.skipped)}, of all batches")] if status.skipped else []),
         ("not checked", NOT_CHECKED),
         *(
             (name, "not known" if standing.behind is None else f"{count(standing.behind, 'snapshot')} behind")

@@ -248,7 +248,7 @@ class _Refusals:
         ]
         for one in block.malformed:
             raw = one.raw.decode("utf-8", "backslashreplace")
-            code = "truncate" if one.truncate else "malformed"
+            code = "malformed" if one.truncate is None else "truncate"
             refused.append((code, one.reason, one.place, one.line, raw, None))
         refused.sort(key=operator.itemgetter(2))
         codes, reasons, *others = zip(*refused, strict=True) if refused else [()] * 6

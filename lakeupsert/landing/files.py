@@ -37,6 +37,7 @@ from lakeupsert.landing.formats.blocks import (
 from lakeupsert.landing.formats.dates import dated, formats_of, type_by_formats
 from lakeupsert.landing.formats.dominant import DominantType, Example
 from lakeupsert.landing.formats.jsonarray import array_begin, cut_off
+from lakeupsert.landing.formats.only import names_in_files, own_rows
 from lakeupsert.landing.formats.records import ChooseDialect
 from lakeupsert.landing.formats.unpacked import ReadAhead, is_plain, is_utf16, open_text, without_compression
 from lakeupsert.landing.partitions import derived_columns, partition_names, partition_sources
@@ -255,6 +256,13 @@ class Reader:
         return Columns(orcfile.schema_of(source, file) if kind == "orc" else parquetfile.schema_of(source, file)[0])
 
     def _own_blocks(self, required: frozenset[str], only: Collection[str] | None) -> Contents:
+        if only is not None and self.reading.only:
+            only = [*only, *names_in_files(self.reading)]
+        contents = self._all_blocks(required, only)
+        own = contents.blocks if self.kind == "jsonl" else own_rows(contents.blocks, self.reading)
+        return Contents(contents.missing, own)
+
+    def _all_blocks(self, required: frozenset[str], only: Collection[str] | None) -> Contents:
         source, file, kind, reading = self.source, self.file, self.kind, self.reading
         if kind in _DIALECTS:
             return records.open_blocks(source, file, reading, _DIALECTS[kind], required, only)

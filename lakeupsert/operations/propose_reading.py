@@ -25,6 +25,7 @@ from lakeupsert.config import DialectSettings, Reading
 from lakeupsert.landing.files import format_of, read_head
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.csvfile import Csv, choose_dialect
+from lakeupsert.landing.formats.envelopes import TABLE_NAMES
 from lakeupsert.landing.formats.escapes import LETTERS
 from lakeupsert.landing.formats.inference import FROM_TEXT, THOUSANDS, fits, is_number, with_points
 from lakeupsert.landing.sample import Sample, choose_files, read_sample
@@ -85,6 +86,9 @@ def choose_reading(store: ObjectReader, files: Sequence[ObjectInfo], *, with_dat
         )
         before = choices.reading
         rows, failures = read_sample(store, chosen, before)
+        if choices.add_only(rows):
+            before = choices.reading
+            rows, failures = read_sample(store, chosen, before)
     if rows.count:
         choices.add_decimal_commas(rows)
         choices.add_null_words(rows)
@@ -163,6 +167,23 @@ class _ReadingChoices:
     def _evidence(self, what: str, value: str) -> str:
         names = [name for name, one in self._sniffed.items() if getattr(one, what) == value]
         return f"{what} {value!r} in {len(names)} of {count(len(self._sniffed), 'sampled CSV file')}: {name_list(names, 2)}"
+
+    def add_only(self, rows: Sample) -> bool:
+        """The table with the most rows, if messages of several tables come together. Whether they do."""
+        name = next((name for name in TABLE_NAMES if name in rows.values), None)
+        counts = (
+            {} if name is None else {c["values"]: c["counts"] for c in pc.value_counts(rows.values[name]).to_pylist()}
+        )
+        if name is None or len(counts) < 2:
+            return False
+        table = max((table for table in counts if table is not None), key=lambda table: counts[table])
+        shares = ", ".join(f"{one} {number:,}" for one, number in counts.items())
+        why = f"the sampled rows are of {len(counts)} tables, by {name}: {shares}"
+        self.settings["only"] = Choice({name: table}, (why,))
+        self.warnings.append(
+            f"{why}. This proposal is for {table}: configure a table for each, with its own `only` and `processed`"
+        )
+        return True
 
     def add_decimal_commas(self, rows: Sample) -> None:
         files = {path: one.delimiter for path, one in self._sniffed.items()}

@@ -53,8 +53,8 @@ from lakeupsert.operations.recompute_sql import (
 from lakeupsert.operations.recompute_text import read_text
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.view import plain_path
-from lakeupsert.rows.arrays import Column, Indices, Rows
-from lakeupsert.rows.convert import convert_in_steps, decode
+from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
+from lakeupsert.rows.convert import as_mask, convert_in_steps, decode
 from lakeupsert.rows.datafiles import from_bytes, read_file
 from lakeupsert.rows.floor import Forgetting
 from lakeupsert.storage import NotFoundError, ObjectReader
@@ -320,7 +320,7 @@ class LandedRows:
     ) -> None:
         """Load a file as `append` reads it."""
         file = LandingInput(landed.path, landed.size, landed.etag, place=0)
-        own = msgspec.structs.replace(reading, aliases={}, dates={})
+        own = msgspec.structs.replace(reading, aliases={}, dates={}, only={})
         with pa.OSFile(path) as source:
             reader = Reader.of(source, file, kind_of(file, reading), own)
             schema = reader.columns(None, frozenset()).schema
@@ -328,7 +328,9 @@ class LandedRows:
             for block in reader.blocks(frozenset()).blocks:
                 columns = {reading.table_name_of(f.name): block.convert(f.name, f.type)[0] for f in schema}
                 rows = pa.table({**columns, PLACE: pa.array(block.places, pa.int64())})
-                self._db.register("block", rows.filter(pa.array(~np.isin(block.places, refused))))
+                self._db.register(
+                    "block", rows.filter(pa.array(~np.isin(block.places, refused) & _is_own(columns, reading)))
+                )
                 operation = self._operation_in(columns)
                 is_delete = self._has_delete_value(columns[operation], block.places, PLACE) if operation else None
                 self._insert(_Source(entry, landed.path, "block", list(columns), PLACE, is_delete=is_delete))
@@ -359,6 +361,11 @@ class LandedRows:
             called = {name: reading.table_name_of(name) for name in names}
             columns = ", ".join(f"{identifier(name)} AS {identifier(new)}" for name, new in called.items())
             relation, names = f"(SELECT {columns} FROM {relation})", list(called.values())
+        if reading.only:
+            with pq.ParquetFile(path) as opened:
+                called = {name: reading.table_name_of(name) for name in opened.schema_arrow.names}
+                named = {n: opened.read([own]).column(0) for own, n in called.items() if n.lower() in reading.own_texts}
+            refused = [*refused, *np.flatnonzero(~_is_own(named, reading)).tolist()]
         if refused:
             self._db.register("refused", pa.table({"place": pa.array(refused, pa.int64())}))
             relation = f"(SELECT * FROM {relation} WHERE file_row_number NOT IN (SELECT place FROM refused))"
@@ -543,6 +550,17 @@ def _duckdb_type(type_: pa.DataType) -> str | None:
             return str(db.from_arrow(pa.schema([("c", type_)]).empty_table()).types[0])
         except duckdb.Error:
             return None
+
+
+def _is_own(columns: Mapping[str, Column], reading: Reading) -> Mask:
+    """Which rows are the table's by `only`. Nested values have no text."""
+    own: Mask = np.ones(len(next(iter(columns.values()))) if columns else 0, bool)
+    for name, column in columns.items():
+        if (texts := reading.own_texts.get(name.lower())) is not None:
+            if pa.types.is_nested(column.type):
+                return np.zeros(len(own), bool)
+            own &= as_mask(pc.is_in(pc.cast(decode(column), pa.string()), pa.array(texts, pa.string())))
+    return own
 
 
 def _hash_name(computed: PartitionColumn) -> str:

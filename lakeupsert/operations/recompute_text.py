@@ -13,7 +13,7 @@ import io
 import json
 import lzma
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from msgspec.structs import asdict, replace
 
 from lakeupsert.config import Reading
 from lakeupsert.landing.files import format_of
-from lakeupsert.landing.formats.envelopes import unwrap_of
+from lakeupsert.landing.formats.envelopes import TruncateError, unwrap_of
 from lakeupsert.landing.formats.escapes import LETTERS
 from lakeupsert.landing.formats.unpacked import UNDECODABLE, compression_of, is_utf8
 
@@ -46,7 +46,14 @@ def read_text(
     if kind == "csv":
         reading = _dialect(lines, reading)
     rows = _READERS[kind](lines, refused, reading)
+    if reading.only:
+        rows = (row for row in rows if _is_own(row, reading))
     return _with_points(rows, reading, numbers) if kind != "jsonl" and reading.decimal_separator == "," else rows
+
+
+def _is_own(row: Mapping[str, str | None], reading: Reading) -> bool:
+    values = {reading.table_name_of(name).lower(): value for name, value in row.items()}
+    return all(values.get(name) in texts for name, texts in reading.own_texts.items())
 
 
 def _with_points(
@@ -260,7 +267,10 @@ def _json_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iter
         if text.strip() and begin not in refused:
             row = json.loads(text, parse_float=_MARKED.format, parse_int=_whole)
             if unwrap is not None:
-                row = unwrap(row)
+                try:
+                    row = unwrap(row)
+                except TruncateError:  # of another table; otherwise there would be no such batch
+                    continue
             if isinstance(row, dict):  # a message without a row is the name of its kind
                 yield {name: _json_text(value) for name, value in row.items()}
 

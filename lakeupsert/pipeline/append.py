@@ -33,6 +33,7 @@ from lakeupsert.pipeline.event_order import (
     incomplete_creates,
     misplaced_events,
     misplaced_snapshots,
+    no_own_rows,
     refuse_misplaced,
 )
 from lakeupsert.pipeline.full_extract import (
@@ -177,8 +178,8 @@ def _attempt(
         return plan
     if plan is None:
         warn(
-            f"table {table.name!r} is not created yet: its {count(len(ground.inputs), 'landing file')} have messages without a "
-            "row only (heartbeats, for example). The next run reads them again."
+            f"table {table.name!r} is not created yet: its {count(len(ground.inputs), 'landing file')} have no row of it, only "
+            "messages without a row (heartbeats, for example) or rows of other tables (`only`). The next run reads them again."
         )
         return None
     progress(f"reading, splitting and writing the rows of {count(len(plan.job.inputs), 'landing file')}")
@@ -215,6 +216,7 @@ def _attempt(
         *notes.warnings,
         *misplaced_events(table, plan.job.spec),
         *hollow_deletes(table, plan.job.spec, [link.body]),
+        *no_own_rows(table, link.body),
         *incomplete_creates([link.body]),
         *misplaced_snapshots(table, plan.job.spec, link.body, before, incremental="incremental" in snapshots),
     )

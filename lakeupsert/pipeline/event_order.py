@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from lakeupsert.engine.reports import Written
 from lakeupsert.errors import RefusedError
+from lakeupsert.landing.formats.only import OTHER_TABLE
 from lakeupsert.landing.formats.positions import LOG_POSITION, began_again
 from lakeupsert.landing.partitions import partition_sources
 from lakeupsert.phrases import count
@@ -97,6 +98,19 @@ def incomplete_creates(entries: Iterable[LedgerEntry]) -> list[str]:
         f"{count(number, 'new row')} {has} null for a value that Debezium did not get: a key changed at the source, and "
         "PostgreSQL did not send the long values that stayed. `ALTER TABLE … REPLICA IDENTITY FULL` at the source sends them "
         "from then on. So does an update that sets such a value"
+    ]
+
+
+def no_own_rows(table: OpenTable, entry: LedgerEntry) -> list[str]:
+    """A warning if a batch has rows, and `only` leaves out all of them."""
+    others = entry.skipped.get(OTHER_TABLE, 0)
+    if entry.rows_read or not others:
+        return []
+    texts = table.settings.reading.own_texts.items()
+    own = " and ".join(f"{name} is {' or '.join(map(repr, several))}" for name, several in texts)
+    return [
+        f"the batch has {count(others, 'record')} of other tables, and none in which {own}: check `only` in "
+        f"[tables.{table.name}.read]"
     ]
 
 

@@ -201,7 +201,7 @@ def _first_spec(
     """The spec of a new table, and warnings."""
     declaration = table.declaration
     flaws = [f"{table.landing.uri(s.path)}, {s.flaw}" for s in surveys if s.flaw]
-    truncates = [s for s in surveys if s.flaw and s.flaw.truncate]
+    truncates = [s for s in surveys if s.flaw and s.flaw.truncate is not None]
     if truncates and not observed:
         raise truncated(table, f"{truncates[0].path}, {truncates[0].flaw}.")
     try:

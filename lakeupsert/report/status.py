@@ -4,6 +4,7 @@ Reads     the last snapshot, the ledger, the heads of unpublished partitions, th
 Repeat    cheap on the same `OpenTable`: reads only what is new since the last call, and lists each unpublished partition
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -39,6 +40,7 @@ class Status:
         queue: messages of the queue, or of both queues if there is a ``large_queue``. Both are None if they can't be read;
             then a warning says why.
         deletes_without_row: what the snapshot's batches deleted of which the partition had no row.
+        skipped: records of all batches that are not the table's rows, by kind.
         quarantined: refused rows of batches that count, without those that a replay has appended.
         publishers: how far each publisher is.
         host: where the landing files of the newest batch were read; None: it had none, or an earlier lakeupsert read them.
@@ -62,6 +64,7 @@ class Status:
     deletes_without_row: int
     quarantined: int
     publishers: dict[str, PublisherStanding]
+    skipped: dict[str, int]
     host: ChosenHost | None = None
     warnings: tuple[str, ...] = ()
 
@@ -112,6 +115,7 @@ def status(table: OpenTable) -> Status:
         deletes_without_row=body.changes.deletes_without_row,
         quarantined=sum(f.rows for f in find_quarantined(headers)),
         publishers=standings(table),
+        skipped=dict(sum((Counter(entry.skipped) for entry in headers), Counter[str]())),
         host=next((entry.host for entry in reversed(headers) if entry.kind == "batch"), None),
         warnings=(
             *without_operations(table, headers),

@@ -161,7 +161,8 @@ def _block(rows: Sequence[Row], place: int, wanted: Mapping[str, _Column], unwra
             try:
                 flattened = unwrap(row)
             except NoEnvelopeError as e:
-                raw, truncate = json.dumps(row, default=str).encode(), isinstance(e, TruncateError)
+                raw = json.dumps(row, default=str).encode()
+                truncate = e.event if isinstance(e, TruncateError) else None
                 malformed.append(MalformedRecord(place + i, str(e), raw, truncate=truncate))
             else:
                 if isinstance(flattened, str):

@@ -114,14 +114,14 @@ def unreadable_if_damaged(file: LandingInput, kind: str, *errors: type[Exception
 class MalformedRecord:
     """A record that can't be split into columns; ``line`` is the line of a text file in which it begins, counted from 1.
 
-    ``truncate``: it is a change event that empties its source table.
+    ``truncate``: the fields of the event itself if it is one that empties its source table.
     """
 
     place: int
     reason: str
     raw: bytes
     line: int | None = None
-    truncate: bool = False
+    truncate: Mapping[str, object] | None = None
 
     def __str__(self) -> str:
         return f"line {self.line}: {self.reason}".rstrip(".")
@@ -129,7 +129,7 @@ class MalformedRecord:
 
 def flaw_of(malformed: Iterable[MalformedRecord]) -> MalformedRecord | None:
     """The `Columns.flaw` of a file without a row that has these records."""
-    first = min(malformed, key=lambda one: not one.truncate, default=None)
+    first = min(malformed, key=lambda one: one.truncate is None, default=None)
     return first and replace(first, raw=b"")
 
 
@@ -276,6 +276,11 @@ class ArrowBlock:
         if self.decimal_comma:
             table = table.replace_schema_metadata(_DECIMAL_COMMA)
         return [to_bytes(table), *([None] * (len(rows) - 1))]
+
+    def choose(self, rows: Mask, malformed: Sequence[MalformedRecord], skipped: Mapping[str, int]) -> "ArrowBlock":
+        """The block with these of its rows."""
+        columns = {name: column.filter(pa.array(rows)) for name, column in self.columns.items()}
+        return replace(self, columns=columns, places=self.places[rows], malformed=malformed, skipped=skipped)
 
     @classmethod
     def from_arrow(cls, rows: Rows, places: Indices) -> "ArrowBlock":

@@ -16,12 +16,23 @@ Skipped = Literal["control record", "heartbeat", "message", "schema change", "to
 """The kind of a message that holds no row and changes none."""
 
 
+TABLE_NAMES = ("__source_table", "__table_name")
+"""The columns with the name of a row's table."""
+
+
 class NoEnvelopeError(Exception):
     """The message is not of this kind, or does not hold a row; says why."""
 
 
 class TruncateError(NoEnvelopeError):
-    """The message empties its source table, which no row can express."""
+    """The message empties its source table, which no row can express.
+
+    ``event``: the event's own fields, as a row has them.
+    """
+
+    def __init__(self, message: str, event: Row) -> None:
+        super().__init__(message)
+        self.event = event
 
 
 def debezium(message: object, *, positions: bool = False) -> Row | Skipped:
@@ -45,7 +56,8 @@ def debezium(message: object, *, positions: bool = False) -> Row | Skipped:
     source = message.get("source")
     if op == "t":
         names = [str(source[name]) for name in ("schema", "table") if source.get(name)] if type(source) is dict else []
-        raise TruncateError(f"Table {'.'.join(names) or '(not named)'} was truncated at the source (op t).")
+        why = f"Table {'.'.join(names) or '(not named)'} was truncated at the source (op t)."
+        raise TruncateError(why, {f"__source_{name}": value for name, value in _scalars(source)})
     row = before if op == "d" or after is None else after
     if row is not None and type(row) is not dict:
         raise NoEnvelopeError(f"The row in a change event of Debezium is {type(row).__name__}, not an object.")

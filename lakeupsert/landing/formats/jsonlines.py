@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from typing import Any
@@ -41,6 +41,7 @@ from lakeupsert.landing.formats.inference import TEMPORAL, convert_text, infer_t
 from lakeupsert.landing.formats.jsonarray import array_begin, cut_elements
 from lakeupsert.landing.formats.lines import TextLines
 from lakeupsert.landing.formats.nested import flatten, lengths, nulls, offsets
+from lakeupsert.landing.formats.only import own_rows
 from lakeupsert.landing.formats.unavailable import is_unavailable
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.convert import Converted, convert
@@ -81,6 +82,13 @@ class JsonBlock:
     malformed: Sequence[MalformedRecord]
     text: TextLines | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
+
+    def choose(self, rows: Mask, malformed: Sequence[MalformedRecord], skipped: Mapping[str, int]) -> "JsonBlock":
+        """The block with these of its rows."""
+        kept = np.flatnonzero(rows).tolist()
+        written = None if self.written is None else [self.written[i] for i in kept]
+        own = [self.rows[i] for i in kept]
+        return replace(self, rows=own, written=written, places=self.places[rows], malformed=malformed, skipped=skipped)
 
     @cached_property
     def names(self) -> dict[str, None]:
@@ -179,6 +187,10 @@ def open_blocks(
 
 
 def _blocks(source: Source, file: LandingInput, reading: Reading) -> Iterator[JsonBlock]:
+    return own_rows(_all_blocks(source, file, reading), reading)
+
+
+def _all_blocks(source: Source, file: LandingInput, reading: Reading) -> Iterator[JsonBlock]:
     unwrap = unwrap_of(reading)
     seen: dict[str, None] = {}
     for items in _items(source, file):
@@ -218,7 +230,7 @@ def decode_each(
     """
     rows, numbers = [], []
     malformed: list[tuple[int, str]] = []
-    truncates: set[int] = set()
+    truncates: dict[int, Row] = {}
     skipped: Counter[str] = Counter()
     for i, text in enumerate(texts):
         if not text.strip():
@@ -234,7 +246,7 @@ def decode_each(
             row, reason = None, f"Not JSON: {e}{_NO_NUMBER if _NAN.search(text) else ''}"
         except NoEnvelopeError as e:
             row, reason = None, str(e)
-            truncates |= {i} if isinstance(e, TruncateError) else set()
+            truncates |= {i: e.event} if isinstance(e, TruncateError) else {}
         if type(row) is dict:
             rows.append(row)
             numbers.append(i)
@@ -242,7 +254,7 @@ def decode_each(
             malformed.append((i, reason))
     lines = line_numbers(part, places, [i for i, _ in malformed])
     records = [
-        MalformedRecord(int(places[i]), reason, texts[i].rstrip(b"\r"), line, i in truncates)
+        MalformedRecord(int(places[i]), reason, texts[i].rstrip(b"\r"), line, truncates.get(i))
         for (i, reason), line in zip(malformed, lines, strict=True)
     ]
     written = None if unwrap else [texts[i] for i in numbers]

@@ -32,6 +32,7 @@ from lakeupsert.landing.formats.dominant import DominantType
 from lakeupsert.landing.formats.escapes import without_line_end
 from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type, unify, with_points
 from lakeupsert.landing.formats.lines import TextLines, is_utf8
+from lakeupsert.landing.formats.only import names_in_files, own_rows
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.table.evolution import describe_separator
 
@@ -125,7 +126,9 @@ def schema_of(
     unknown = [name for name in names if given(name) is None]
     dominant_types: dict[str, DominantType | None] = {}
     rows, flaw = 0, None
-    for block in _blocks(chain(first, pieces), names, unknown, file, dialect) if unknown else ():
+    wanted = select_names(names, [*unknown, *names_in_files(reading)])
+    blocks = own_rows(_blocks(chain(first, pieces), names, wanted, file, dialect), reading)
+    for block in blocks if unknown else ():
         rows += len(block.places)
         flaw = flaw or flaw_of(block.malformed)
         for name in unknown:
