@@ -98,10 +98,12 @@ def _origin(version: "Version") -> str:
         return f"the same, stored as {'a tombstone' if version.source == 'tombstone' else 'a row'}"
     if version.moved_from:
         return f"batch {version.batch} {version.batch_id}: it came with its key from {version.moved_from}"
-    if version.file is None:
+    if version.source == "adopted":
         return "adopted when the table was made"
-    received = output.when(version.received_at)
-    return f"batch {version.batch} {version.batch_id}, received {received}: {version.file}, place {version.place}"
+    what = f"{version.file}, place {version.place}"
+    if version.file is None:
+        what = f"in no file, written by this batch {'to delete the key here' if version.delete else 'of rows that were stored'}"
+    return f"batch {version.batch} {version.batch_id}, received {output.when(version.received_at)}: {what}"
 
 
 def _pairs(values: Mapping[str, object]) -> str:

@@ -80,7 +80,8 @@ class KeyRow:
             return f"the stored {what}"
         if self.moved_from:
             return f"batch {self.link.number}'s row from {self.moved_from}"
-        return f"the adopted {what}" if self.source == "adopted" else f"batch {self.link.number}'s {what} ({self.file})"
+        where = f" ({self.file})" if self.file else ""
+        return f"the adopted {what}" if self.source == "adopted" else f"batch {self.link.number}'s {what}{where}"
 
 
 @dataclass(frozen=True)

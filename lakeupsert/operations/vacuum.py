@@ -14,8 +14,8 @@ up behind a fence: `commit` and `dedupe`.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
@@ -99,7 +99,7 @@ def vacuum(
         publishers.catch_up()  # one that is behind keeps files, and one that has died can commit nothing behind it
         publishers.mend()
     progress("looking for files that nobody needs")
-    survey = _Survey(table, publishers, expiry.planned)
+    survey = _Survey(table, publishers, expiry)
     if dry or not survey.garbage:
         return VacuumResult(expiry.expired, tuple(survey.garbage), dry)
     progress("fencing off writers that started before")
@@ -122,10 +122,11 @@ def vacuum(
 
 @dataclass(frozen=True)
 class _Expiry:
-    """Snapshots that expire. ``planned``: with ``dry``, the snapshot that would say so."""
+    """Snapshots that expire. ``planned``: with ``dry``, the snapshot that would say so. ``read``: those that were read for it."""
 
     expired: tuple[int, ...] = ()
     planned: Link[Snapshot] | None = None
+    read: Mapping[int, Link[Snapshot]] = field(default_factory=dict)
 
 
 def _expire(table: OpenTable, *, dry: bool) -> _Expiry:
@@ -143,11 +144,13 @@ def _expire(table: OpenTable, *, dry: bool) -> _Expiry:
 
 def _plan_expiry(table: OpenTable, head: Link[Snapshot]) -> _Expiry:
     expired: list[int] = []
+    read = {head.number: head}
     oldest, kept, last = head.number, 0, None
     for number in table.objects.snapshots.numbers():
         link = head if number == head.number else table.objects.snapshots.get(number)
         if link is None or number < head.body.expired:
             break
+        read[number] = link
         # Tags and expiry append snapshots that show the same as the one before; together they count as one.
         kept += last is None or not link.body.shows(last)
         last = link.body
@@ -156,10 +159,10 @@ def _plan_expiry(table: OpenTable, head: Link[Snapshot]) -> _Expiry:
         elif number not in head.body.tags.values():
             expired.append(number)
     if not expired:
-        return _Expiry()
+        return _Expiry(read=read)
     body = msgspec.structs.replace(head.body, expired=oldest)
     planned = replace(head, number=head.number + 1, body=body, written_at=clock.now().isoformat())
-    return _Expiry(tuple(sorted(expired)), planned)
+    return _Expiry(tuple(sorted(expired)), planned, read)
 
 
 def _ledger_fence(head: Link[LedgerEntry] | None, fence: int, snapshot: int | None) -> LedgerEntry:
@@ -177,13 +180,13 @@ def _ledger_fence(head: Link[LedgerEntry] | None, fence: int, snapshot: int | No
 def _fence(partition: str, head: Link[Manifest] | None) -> Manifest:
     if head is None:
         return Manifest(partition=partition, merged=0, spec_version=0, fence=0)
-    return msgspec.structs.replace(head.body, fence=head.number + 1)
+    return msgspec.structs.replace(head.body, fence=head.number + 1, added=0)
 
 
 class _Survey:
     """What is there, what is needed, and so what is garbage.
 
-    ``planned`` is a snapshot that is treated as if it were there. Chain versions that the survey ``before`` has read are
+    The snapshot that ``expiry`` plans is treated as if it were there. Chain versions that the survey ``before`` has read are
     immutable, and not read again.
     """
 
@@ -191,7 +194,7 @@ class _Survey:
         self,
         table: OpenTable,
         publishers: Publishers,
-        planned: Link[Snapshot] | None = None,
+        expiry: _Expiry | None = None,
         before: "_Survey | None" = None,
     ) -> None:
         self._table = table
@@ -200,11 +203,11 @@ class _Survey:
         self._now = clock.now()
         self.garbage: list[Garbage] = []
         chain = table.objects.snapshots
-        known: dict[int, Link[Snapshot]] = before._snapshots if before else {}
+        known: Mapping[int, Link[Snapshot]] = before._snapshots if before else expiry.read if expiry else {}
         links = {n: known.get(n) or chain.get(n) for n in chain.numbers()}
         self._snapshots: dict[int, Link[Snapshot]] = {n: link for n, link in links.items() if link is not None}
-        if planned is not None:
-            self._snapshots[planned.number] = planned
+        if expiry and expiry.planned is not None:
+            self._snapshots[expiry.planned.number] = expiry.planned
         ledger = table.ledger_head()  # after the snapshots, so that it has everything that they show
         if ledger is None or not self._snapshots:
             return
@@ -272,8 +275,7 @@ class _Survey:
         last = self._newest.partitions.get(partition)
         folders = (base_prefix(partition).rstrip("/"), f"{HOME}/data/{partition}", f"{HOME}/units/{partition}")
         data = {name: found for folder in folders for name, found in self._objects[folder].items()}
-        # Most partitions of an old table have no older version, and no files but those that the newest snapshot shows.
-        if last and versions[:1] == [last.version] and len(data) == last.files:
+        if last and self._is_whole(partition, versions, last.version, len(data)):
             return
         head = self._head(partition)
         if self._newest.lost(partition, head):  # its files would look like garbage, and a fence would take the number
@@ -311,6 +313,29 @@ class _Survey:
                 name = chain.name(number)
                 found = self._objects[f"{_CHAINS}{partition}"][name]
                 self._add(found, "an old version, and no kept snapshot goes back so far", partition, None)
+
+    def _is_whole(self, partition: str, versions: Sequence[int], shown: int, objects: int) -> bool:
+        """Whether nothing can go, by listing and snapshots alone: no version is old, and the needed ones need all ``objects``.
+
+        Snapshots say how many objects a version needs that the one shown before does not. ``versions``: all stored.
+        """
+        if any(partition in w.partitions for w in self._works) or [*self._restores(partition)]:
+            return False
+        figures = {v.version: v for s in self._snapshots.values() if (v := s.body.partitions.get(partition))}
+        held = {s.partitions[partition].version for s in self._held.values() if partition in s.partitions}
+        chain, listed = self._table.objects.partition(partition), self._objects[f"{_CHAINS}{partition}"]
+        first, needed = shown, 0
+        for number in sorted((n for n in figures if n < shown), reverse=True):
+            successor = listed.get(chain.name(number + 1))
+            is_young = successor is not None and not self._is_older(successor, self._table.settings.retention)
+            if figures[first].added < 0 or not (number in held or is_young):
+                break
+            first, needed = number, needed + figures[first].added
+        if shown not in versions or needed + figures[first].files != objects:
+            return False
+        # Older versions: those that are held have files of their own, and others go when they are old.
+        older = [n for n in versions if n < first]
+        return not any(n in held or self._is_older(listed[chain.name(n)], VERSIONS_KEPT) for n in older)
 
     def _numbers(self, partition: str) -> list[int]:
         return sorted(map(self._table.objects.partition(partition).number, self._objects[f"{_CHAINS}{partition}"]))
@@ -398,8 +423,10 @@ class _Survey:
 
     def _needs(self, partition: str, batch: int) -> bool:
         """Whether the partition's files of the batch may still be merged."""
+        if batch > self._covered:
+            return True
         head = self._head(partition)
-        if batch > self._covered or head is None or head.body.merged < batch:
+        if head is None or head.body.merged < batch:
             return True
         if any(head.body.merged < n for n, _ in self._restores(partition)):
             return True

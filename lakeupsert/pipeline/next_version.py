@@ -43,7 +43,7 @@ def version_after(
     """
     before = head.body if head else Manifest(partition=step.partition, merged=0, spec_version=0)
     refused_before = before.quarantine if step.work else step.base.quarantine
-    return msgspec.structs.replace(
+    after = msgspec.structs.replace(
         before,
         merged=step.up_to,
         spec_version=step.spec_version,
@@ -55,6 +55,7 @@ def version_after(
         changes=before.changes if step.work else sum((output.changes for output in outputs), NO_CHANGES),
         made=provenance,
     )
+    return msgspec.structs.replace(after, added=len(after.objects - before.objects))
 
 
 def _buckets_after(step: Step, outputs: Sequence[MergeOutput]) -> tuple[BucketEntry, ...]:

@@ -256,6 +256,10 @@ def _snapshot_at(
             write_id=found.write_id[:WRITE_ID_DIGITS],
         )
     entry = table.entries(batch - 1, batch)[0].body if batch else None
+    since = table.map_concurrently(lambda link: _since(table, link, old), newer)
+    for found, (_, added) in zip(newer, since, strict=True):
+        name = found.body.partition
+        partitions[name] = msgspec.structs.replace(partitions[name], added=added)
     return Snapshot(
         batch=batch,
         spec_version=entry.spec_version if entry else 0,
@@ -263,24 +267,25 @@ def _snapshot_at(
         lagging=tuple(sorted(lagging)),
         tags=old.tags if old else {},
         expired=old.expired if old else 0,
-        changes=sum(table.map_concurrently(lambda link: _changes(table, link, old), newer), NO_CHANGES),
+        changes=sum((changes for changes, _ in since), NO_CHANGES),
     )
 
 
-def _changes(table: OpenTable, link: Link[Manifest], old: Snapshot | None) -> Changes:
-    """What the merges since the last restore changed in a partition that ``link`` has and ``old`` does not show."""
+def _since(table: OpenTable, link: Link[Manifest], old: Snapshot | None) -> tuple[Changes, int]:
+    """What the merges since the last restore changed in a partition that ``link`` has and ``old`` does not show; and
+    `PartitionVersion.added`."""
     shown = old.partitions.get(link.body.partition) if old else None
     version, merged = (shown.version, shown.merged) if shown else (-1, 0)
     chain = table.objects.partition(link.body.partition)
-    total = NO_CHANGES
+    total, added = NO_CHANGES, link.body.added
     while link.body.merged > merged:
         older = chain.get(link.number - 1) if link.number > version + 1 else None
         if older is None or older.body.merged < link.body.merged:  # else it repeats the changes of the older one
             total += link.body.changes
         if older is None or _rows_withdrawn(link.body) > _rows_withdrawn(older.body):
             break
-        link = older
-    return total
+        link, added = older, added if older.body.added == 0 or older.number == version else -1
+    return total, added if link.number <= version + 1 else -1
 
 
 def _rows_withdrawn(manifest: Manifest) -> int:

@@ -413,7 +413,7 @@ def mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> No
         base = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
         if base.failed and base.failed.batch == first and (reason == base.failed.reason or is_unanswered(reason)):
             return None  # the mark that is there says as much, or more
-        return msgspec.structs.replace(base, failed=FailedMark(batch=first, reason=reason))
+        return msgspec.structs.replace(base, failed=FailedMark(batch=first, reason=reason), added=0)
 
     table.objects.partition(partition).extend(add_mark)
 

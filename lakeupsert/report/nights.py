@@ -169,7 +169,7 @@ def observe(table: OpenTable, nights: int, landing_names: int) -> ReportData:
     for link in links:
         for partition in link.body.touched:
             touches[partition].append(link.number)
-    heads = table.heads(touches)
+    heads = _heads(table, touches)
     with ThreadPoolExecutor(CHAINS_AT_ONCE) as pool:
         found = pool.map(lambda link: _walk(table, link, first - 1, head.number), heads.values())
         walks = dict(zip(heads, found, strict=True))
@@ -201,6 +201,19 @@ def observe(table: OpenTable, nights: int, landing_names: int) -> ReportData:
         older=first > 1,
         skipped=_skipped(table, landing_names),
     )
+
+
+def _heads(table: OpenTable, touches: Mapping[str, Sequence[int]]) -> dict[str, Link[Manifest]]:
+    """A version of each partition that has merged the last batch that touches it, or its newest one.
+
+    The snapshot names most of them, so they are read without a LIST.
+    """
+    snapshot = table.last_snapshot()
+    shown = snapshot.body.partitions if snapshot else {}
+    named = [p for p, numbers in touches.items() if p in shown and shown[p].merged >= numbers[-1]]
+    found = table.map_concurrently(lambda p: table.objects.partition(p).get(shown[p].version), named)
+    heads = {p: link for p, link in zip(named, found, strict=True) if link is not None}
+    return heads | table.heads(touches.keys() - heads.keys())
 
 
 def _skipped(table: OpenTable, landing_names: int) -> str:

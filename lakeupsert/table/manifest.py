@@ -296,6 +296,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         entry: the write id of ledger entry ``merged``. It shows if another batch has taken that number since. None for adopted
             files, and in manifests of an earlier lakeupsert.
         changes: what the last merge changed; versions without a merge repeat it.
+        added: how many objects it needs that the version before it does not; -1 in manifests of an earlier lakeupsert.
         made: how this version was written (engine, strategy, seconds, worker), for people.
     """
 
@@ -309,6 +310,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     reprocessed: str | None = None
     entry: str | None = None
     changes: Changes = NO_CHANGES
+    added: int = -1
     made: dict[str, str | float | int] = {}
 
     @property
@@ -321,9 +323,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(f.bytes + (f.deleted.size if f.deleted else 0) for f in files)
 
     @property
+    def objects(self) -> set[str]:
+        """The objects that it needs in the store. Tombstones and vectors inside the manifest are not objects."""
+        return {name for bucket in self.buckets for name in bucket.objects}
+
+    @property
     def files(self) -> int:
-        """How many objects it has in the store. Tombstones and vectors inside the manifest are not objects."""
-        return sum(len(b.objects) for b in self.buckets)
+        """How many objects it has in the store."""
+        return len(self.objects)
 
 
 def add_digests(digests: Iterable[str | None]) -> str | None:

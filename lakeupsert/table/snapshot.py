@@ -15,6 +15,7 @@ class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     Attributes:
         files: how many objects it has in the store; -1 in snapshots of an earlier lakeupsert.
+        added: `Manifest.added`, if the versions since the one that the snapshot before shows added none; else -1.
         bits: the most bits of its buckets. `append` cuts what arrives accordingly.
         write_id: the first digits of the manifest's. A version that was lost and written again has another one, and may have the
             same figures.
@@ -25,6 +26,7 @@ class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     rows: int
     bytes: int
     files: int = -1
+    added: int = -1
     bits: int = 0
     write_id: str = ""
 

@@ -14,8 +14,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from lakeupsert import Table
+from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings, load
 from lakeupsert.engine import batch
 from lakeupsert.engine import keyindex as engine
@@ -684,6 +686,13 @@ def test_explain_names_no_file_for_a_delete_that_was_copied(tmp_path: Path) -> N
     [there] = [one for one in nights.table.explain({"k": "a"}).partitions if one.partition == "day=2020-01-02"]
     assert [(v.file, v.place) for v in there.versions if v.delete] == [(None, None)]
     assert {v.file for v in there.versions if not v.delete} == {"003.jsonl"}
+    config = tmp_path / "lakeupsert.toml"
+    lines = [f'{name} = "{getattr(nights.settings, name)}"' for name in ("landing", "processed", "mode", "key_scope")]
+    lists = ['key = ["k"]', 'partition_by = ["day"]', 'order_by = ["ts"]', 'delete = {column = "op", values = ["D"]}']
+    config.write_text("\n".join(["[tables.t]", *lines, *lists]))
+    text = CliRunner().invoke(main, ["explain", "k=a", "--config", str(config)]).stdout
+    assert "adopted" not in text
+    assert "in no file, written by this batch to delete the key here" in " ".join(text.split())
 
 
 def test_null_brought_by_an_update_is_a_value_and_survives_a_replay(tmp_path: Path) -> None:

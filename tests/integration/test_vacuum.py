@@ -442,3 +442,31 @@ def test_a_lost_ledger_entry_stops_every_writer(tmp_path: Path) -> None:
     assert not entry.exists()
     entry.write_bytes(lost)
     lake.finish_and_check()
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+def test_vacuum_reads_no_manifest_where_nothing_can_go(tmp_path: Path, time: PassingTime, strategy: str) -> None:
+    """Neither right after nights, nor once all but the kept snapshots expired: listings and snapshots say what is needed."""
+
+    def manifests(lake: Lake) -> tuple[int, int]:
+        lake.reopen()
+        lake.points.arm(-1, Fault.BEFORE)
+        lake.points.seen.clear()
+        garbage = lake.table.vacuum(dry=True).garbage
+        return len(garbage), sum("get" in call and "/partitions/" in call for call in lake.points.seen)
+
+    lake = nights(tmp_path, 4, strategy=strategy, keep_snapshots=2)
+    assert manifests(lake) == (0, 0)
+    stray = lake.root / "processed" / orphan(lake)
+    time.passed = timedelta(hours=2)
+    assert manifests(lake)[0] == 1, "an orphan in one of two partitions"
+    stray.unlink()
+    time.passed = timedelta(hours=25)
+    lake.table.vacuum(dry=False)
+    time.passed = timedelta(hours=50)
+    assert manifests(lake)[0] > 0
+    lake.table.vacuum(dry=False)
+    lake.check()
+    assert manifests(lake) == (0, 0)
+    night(lake, 5, days=1)
+    assert manifests(lake) == (0, 0)
