@@ -748,11 +748,15 @@ def _settings(path: str, name: str, raw: dict[str, object]) -> TableSettings:
     where = f"[tables.{name}]"
     parts: dict[str, type[msgspec.Struct]] = {"": TableSettings, "delete": DeleteSettings, "read": ReadSettings}
     parts |= {"large": LargeSettings, "iceberg": IcebergSettings, "hive": HiveSettings, "glue": GlueSettings}
-    for part, type_ in parts.items():
-        known = {f.name for f in msgspec.structs.fields(type_)}
+    known_in = {part: {*type_.__struct_fields__} for part, type_ in parts.items()}
+    # What is written below [tables.NAME.schema] by mistake is a column, unless it can't be a type.
+    everywhere = set().union(*known_in.values())
+    columns = _part(path, name, raw, "schema").items()
+    known_in["schema"] = {key for key, type_ in columns if isinstance(type_, str) or key not in everywhere}
+    for part, known in known_in.items():
         for key in _part(path, name, raw, part) if part else raw:
             if key not in known:
-                others = (other for other, its in parts.items() if key in its.__struct_fields__)
+                others = (other for other, its in known_in.items() if key in its)
                 place = next((f"[tables.{toml_key(name)}{'.' * bool(one)}{one}]" for one in others), None)
                 raise _unknown(path, f"[tables.{name}{'.' * bool(part)}{part}]", key, known, place)
     known = {f.name for f in msgspec.structs.fields(GroupSettings)}
@@ -790,10 +794,13 @@ def _settings(path: str, name: str, raw: dict[str, object]) -> TableSettings:
 
 def _why_unfit(raw: dict[str, object], e: msgspec.ValidationError) -> str:
     """What a person has to change: msgspec names the types of JSON."""
-    wrong = re.fullmatch(r"Expected `(\w+)(?: \| null)?`, got `\w+` - at `\$\.([\w.]+)`", str(e))
+    wrong = re.fullmatch(r"Expected `(\w+)(?: \| null)?`, got `\w+` - at `\$\.([\w.]+)(\[\.\.\.\])?`", str(e))
     setting = re.search(r"\$\.(\w+)", str(e))
     found = raw.get(setting[1]) if setting else None
-    if wrong and wrong[1] in _TYPES:
+    if wrong and wrong[3] and wrong[1] == "str" and isinstance(found, dict):
+        key, value = next((key, value) for key, value in found.items() if not isinstance(value, str))
+        return f"{wrong[2]}.{key} must be {_TYPES['str']}, and is {value!r}"
+    if wrong and not wrong[3] and wrong[1] in _TYPES:
         must = f"{wrong[2]} must be {_TYPES[wrong[1]]}"
         if "." in wrong[2]:
             return must

@@ -39,6 +39,6 @@ def publish(call: Call, tag: str | None, to: PublisherName | None, reset: bool, 
         if tag is not None or untag is not None:
             tags = result["tags"] = table.tags()
             facts += [(tag, f"tag of snapshot {tags[tag]}")] if tag is not None else []
-            facts += [(untag, "no tag any more")] if untag is not None else []
+            facts += [(untag, "no snapshot has this tag now")] if untag is not None else []
         error = merge_error(call, table, [], published)
         return Answer(result, output.block(f"Table {table.name}", facts), publish_warnings(published), error=error)

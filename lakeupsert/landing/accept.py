@@ -492,7 +492,7 @@ def _hint(type_: pa.DataType) -> str:
 
 def _shorten(value: object) -> str:
     try:
-        text = repr(value)
+        text = "null" if value is None else repr(value)
     except RecursionError:
         text = "a value that is nested too deeply"
     return text if len(text) <= 80 else f"{text[:77]}..."

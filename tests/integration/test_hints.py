@@ -54,6 +54,7 @@ def test_setting_in_the_wrong_place_is_told_its_place() -> None:
     for key, wrong, right in (
         ('dates = { day = "%d/%m/%Y" }', "tables.orders", "tables.orders.read"),
         ('escape = "mysql"', "tables.orders", "tables.orders.read"),
+        ('dates = { day = "%d/%m/%Y" }', "tables.orders.schema", "tables.orders.read"),
         ('order_by = ["version"]', "tables.orders.read", "tables.orders"),
         ('upserts = ["I"]', "tables.orders.read", "tables.orders.delete"),
     ):
