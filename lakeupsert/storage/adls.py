@@ -108,7 +108,7 @@ class AdlsStore:
         self._account, self._suffix = parts["account"], parts["suffix"]
         self._prefix = f"{(parts['path'] or '').strip('/')}/".lstrip("/")
         self.requests = Requests()
-        self._conditions = Conditions()
+        self._conditions = Conditions(lambda: str(self._fs.clock.server))
 
     def __repr__(self) -> str:
         return f"AdlsStore({self.uri()!r})"
@@ -448,7 +448,7 @@ class _Transport(AioHttpTransport):  # type: ignore[misc]
 
     async def send(self, request: "HttpRequest", **options: object) -> "AsyncHttpResponse":
         answer = await super().send(request, middlewares=(_send_once,), **options)
-        self._server.note(answer.headers.get("date"))
+        self._server.note({name.lower(): value for name, value in answer.headers.items()})
         return answer
 
 

@@ -4,14 +4,14 @@ requests, an error.
 A server or proxy that ignores the condition of a create would silently let one commit replace another. So before its first
 create, a store tries to create the existing object `PROBE` (one request), and refuses the server if that succeeds. A server that
 is not the vendor's own may also let two creates win that come at the same time. Before a table's first write through such a
-server, `RACES` races try that; an object named after `PROBE` and the endpoint remembers that it was right.
+server, `RACES` races try that; an object named after `PROBE`, the endpoint and the server remembers that it was right.
 """
 
 import hashlib
 import io
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -97,11 +97,13 @@ def too_many_requests(uri: str, what: str) -> TooManyRequestsError:
 class Conditions:
     """Whether the server honours the condition of a create. Each store checks once per process.
 
-    ``endpoint``: the address of a server that is not the vendor's own; None: the vendor's.
+    ``endpoint``: the address of a server that is not the vendor's own; None: the vendor's. ``server`` returns what the last
+    answer says of the server behind it: another one, or another version, is raced again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, server: Callable[[], str] = lambda: "") -> None:
         self._hold = False
+        self._server = server
 
     def prove(self, store: ObjectStore, create: Create, endpoint: str | None) -> None:
         """Raises ConfigurationError if an existing object can be created again, or if two can create one object."""
@@ -131,7 +133,8 @@ class Conditions:
                     raise unreachable(store.uri(), str(e)) from e
 
     def _prove_races(self, store: ObjectStore, create: Create, endpoint: str) -> None:
-        raced = f"{PROBE}-{hashlib.sha256(endpoint.encode()).hexdigest()[:16]}"
+        identity = f"{endpoint} {self._server()}".rstrip()
+        raced = f"{PROBE}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
         if store.head(raced) is not None:
             return
         stem = f"{PROBE}-race-{clock.new_id()}-"
@@ -156,14 +159,16 @@ def _conditions_ignored(store: ObjectStore, what: str) -> ConfigurationError:
 
 
 class ServerClock:
-    """By how much this machine's clock is ahead of a server's, by the `Date` of its answers."""
+    """By how much this machine's clock is ahead of a server's, by the `Date` of its answers; and its name, by their `Server`."""
 
     def __init__(self) -> None:
         self.ahead: float | None = None
+        self.server = ""
 
-    def note(self, date: str | None) -> None:
-        """An answer with this date has just come."""
-        if date:
+    def note(self, headers: Mapping[str, str]) -> None:
+        """An answer with these headers has just come."""
+        self.server = headers.get("server", "")
+        if date := headers.get("date"):
             with suppress(ValueError):
                 self.ahead = clock.now().timestamp() - parsedate_to_datetime(date).timestamp()
 

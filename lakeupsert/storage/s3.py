@@ -121,8 +121,8 @@ class S3Store:
                 "bad-setting", f"{address} names no bucket.", next="write it as s3://bucket/prefix"
             )
         self.requests = Requests()
-        self._conditions = Conditions()
         self._clock = ServerClock()
+        self._conditions = Conditions(lambda: self._clock.server)
 
     def __repr__(self) -> str:
         return f"S3Store({self.uri()!r})"
@@ -336,6 +336,7 @@ class S3Store:
         except _NETWORK as e:
             raise unreachable(self.uri(name or ""), f"{operation} got no answer from S3: {e}") from e
         except ClientError as e:
+            self._clock.note(e.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}))
             raise self._failure(e, operation, name or "") from e
         except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError) as e:
             raise ConfigurationError(
@@ -351,7 +352,7 @@ class S3Store:
             ) from e
         finally:
             _counted.reset(before)
-        self._clock.note(answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
+        self._clock.note(answer["ResponseMetadata"]["HTTPHeaders"])
         proof = _PROOFS.get(operation, "ResponseMetadata")
         if proof == "ETag" and not answer.get(proof) and _is_of_s3(answer):
             raise self._no_etag(name or "", operation)

@@ -80,6 +80,11 @@ def test_server_that_keeps_races_is_raced_once(
         assert len(puts) == {"a": 2 + races.WRITERS * 10 + 1 + 1, "b": 1 + 1}[name]
     assert [found.name for found in open_store(place).list("")] == ["a", "b"]
     assert len(keys(place)) == 2 + 2  # the objects of the races are deleted
+    for puts_expected in (1 + races.WRITERS * 10 + 1 + 1, 1 + 1):
+        monkeypatch.setattr("lakeupsert.testing.proxy._Handler.server_version", "Another/2.0")
+        proxy.log.clear()
+        assert open_store(place).create(f"c-{puts_expected}", b"x")
+        assert len([event for event in proxy.log if event.method == "PUT"]) == puts_expected
 
 
 class Careless(LocalStore):
