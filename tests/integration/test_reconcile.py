@@ -289,6 +289,17 @@ def test_refused_time_does_not_stop_the_other_program(tmp_path: Path) -> None:
     assert not reconcile(lake, deep=True)
 
 
+def test_text_that_is_not_utf_8_does_not_stop_the_other_program(tmp_path: Path) -> None:
+    """ClickHouse calls bytes text. DuckDB fails at them, wherever they are in a file."""
+    lake = Lake(tmp_path, schema={}, delete=None)
+    text = pa.Array.from_buffers(pa.string(), 3, pa.array([b"\xff", b"b", b"c"]).buffers())
+    rows = {"k": ["a", "b", "c"], "l": [0] * 3, "d": ["2020-01-01"] * 3, "ts": [1] * 3, "v": text}
+    pq.write_table(pa.table(rows), tmp_path / "landing/1.parquet")
+    lake.run()
+    assert lake.table.quarantine().read_all()["position"].to_pylist() == [0]
+    assert not reconcile(lake, deep=True)
+
+
 def test_stamped_rows_rank_by_their_batch_and_place(tmp_path: Path) -> None:
     """In folders that look like partitions, with the operation kept, and a partition column of text."""
     lake = Lake(

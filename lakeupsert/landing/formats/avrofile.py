@@ -171,8 +171,15 @@ def _block(rows: Sequence[Row], place: int, wanted: Mapping[str, _Column], unwra
                     flat_rows.append(flattened)
                     numbers.append(i)
         rows, places = flat_rows, places[numbers]
-    columns = {name: column.array([row.get(name) for row in rows]) for name, column in wanted.items()}
+    columns = {name: _array(name, column, rows) for name, column in wanted.items()}
     return ArrowBlock(columns, places, malformed, skipped=skipped)
+
+
+def _array(name: str, column: _Column, rows: Sequence[Row]) -> pa.Array:
+    try:
+        return column.array([row.get(name) for row in rows])
+    except _DAMAGED as e:
+        raise ValueError(f"column {name!r}: {e}") from e
 
 
 # -- blocks as they are stored

@@ -1,4 +1,4 @@
-"""Write the files of `test_writers.py` by the packages of `make writers`; run by their Python, with a folder as argument."""
+"""Write files with values that few writers have, by the Python packages of `make writers`; run with a folder as argument."""
 
 import datetime as dt
 import decimal
@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
+import chdb
 import duckdb
 import fastavro
 import fastparquet
@@ -31,6 +32,20 @@ def by_duckdb() -> None:
     }
     for name, (one, other) in values.items():
         duckdb.sql(f"COPY (SELECT 0 id, {one} v UNION ALL SELECT 1, {other}) TO '{OUT}/duckdb_{name}.parquet'")
+
+
+def by_chdb() -> None:
+    values = {
+        "enum.parquet": ("CAST('b' AS Enum8('a' = 1, 'b' = 2))", "CAST('a' AS Enum8('a' = 1, 'b' = 2))"),
+        "uuid.parquet": (f"toUUID('{FIRST}')", f"toUUID('{SECOND}')"),
+        "bytes.parquet": ("'é'", "unhex('ff')"),
+        "nanos.avro": ("toDateTime64('2024-01-01 00:00:00', 9)", "toDateTime64('2024-01-01 00:00:00', 9)"),
+    }
+    formats = {"parquet": "Parquet", "avro": "Avro"}
+    for name, (one, other) in values.items():
+        rows = f"SELECT 0 id, {one} v UNION ALL SELECT 1, {other}"
+        format_ = formats[name.rpartition(".")[2]]
+        chdb.query(f"SELECT * FROM ({rows}) INTO OUTFILE '{OUT}/chdb_{name}' FORMAT {format_}")
 
 
 def by_polars() -> None:
@@ -81,5 +96,5 @@ def by_fastavro() -> None:
             )
 
 
-for write in (by_duckdb, by_polars, by_fastparquet, by_pyorc, by_fastavro):
+for write in (by_duckdb, by_chdb, by_polars, by_fastparquet, by_pyorc, by_fastavro):
     write()
