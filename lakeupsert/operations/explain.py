@@ -153,7 +153,7 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
     is_whole = set(spec.key) <= values.keys()
     named_key = {name: to_json_values(values[name])[0] for name in (spec.key if is_whole else values)}
     if is_whole:
-        found = Explanation(named_key, tuple(found for p in wanted if (found := search.explain(p))))
+        found = Explanation(named_key, tuple(search.explain_all(wanted)))
     else:
         found = Explanation(named_key, (), *search.matches(wanted))
     if found.partitions or found.matches:
@@ -310,13 +310,24 @@ class _Search:
         chain = self.table.objects.partition(partition)
         head = chain.head()
         published = self.snapshot.body.partitions.get(partition) if self.snapshot else None
-        readers = chain.get(published.version) if published else None
+        is_head = head is not None and published is not None and head.number == published.version
+        readers = head if is_head else chain.get(published.version) if published else None
         if self.snapshot and published and (readers is None or readers.body.merged != published.merged):
             lost = self.snapshot.body.lost(partition, head)
             raise self.table.objects.missing(
                 partition, published.version, f"Snapshot {self.snapshot.number}", lost=lost
             )
         return head, readers
+
+    def explain_all(self, partitions: Sequence[str]) -> list[ExplainedPartition]:
+        """The key in each partition that has it, several partitions at a time."""
+        searches = [replace(self, rows=replace(self.rows, files=0), gone=0) for _ in partitions]
+        found = self.table.map_concurrently(
+            lambda one: one[0].explain(one[1]), [*zip(searches, partitions, strict=True)]
+        )
+        self.rows.files += sum(search.rows.files for search in searches)
+        self.gone += sum(search.gone for search in searches)
+        return [one for one in found if one is not None]
 
     def explain(self, partition: str) -> ExplainedPartition | None:
         """The key in one partition; None if it is not there."""
