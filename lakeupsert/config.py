@@ -50,6 +50,9 @@ PublisherName = Literal["delta", "iceberg", "hive", "glue"]
 Format = Literal["auto", "parquet", "csv", "delimited", "jsonl", "avro", "orc"]
 
 
+EnvelopeName = Literal["debezium", "dms", "wal2json", "singer", "airbyte"]
+POSITIONED = ("debezium", "wal2json")
+"""The envelopes with events of which some have a place in the database's log."""
 DecimalSeparator = Literal[".", ","]
 TEXT_FORMATS = ("postgresql", "mysql", "hive")
 """The values of `read.escape` that are no character: whose text format the files have."""
@@ -87,7 +90,7 @@ class ReadSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     dates: dict[str, str | tuple[str, ...]] = {}
     """Dates and timestamps in text, by the table's columns: one or more formats of strptime. A value that several formats read
     differently is refused."""
-    envelope: Literal["debezium", "dms"] | None = None
+    envelope: EnvelopeName | None = None
     """The envelope around each row of JSON lines; Debezium's also in Avro."""
     only: dict[str, str | tuple[str, ...]] = {}
     """Which rows of several tables are this table's: a column's text, or several, for example ``{ __source_table = "orders" }``.
@@ -101,7 +104,7 @@ class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
 
     format: Format = "auto"
     positions: bool = False
-    """Whether events of Debezium get the column `__log_position`. Those of an earlier lakeupsert's batches have none."""
+    """Whether events get the column `__log_position` (`POSITIONED`). Those of an earlier lakeupsert's batches have none."""
 
     @property
     def has_header(self) -> bool:
@@ -289,7 +292,7 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     def reading(self) -> Reading:
         """`format` and `read`."""
         return Reading(
-            format=self.format, positions=self.read.envelope == "debezium", **msgspec.structs.asdict(self.read)
+            format=self.format, positions=self.read.envelope in POSITIONED, **msgspec.structs.asdict(self.read)
         )
 
     @property
@@ -1115,8 +1118,8 @@ def _check_read(reading: Reading, refuse: _Refusal) -> None:
         refuse("read.only", reading.only, "expected a different name for each column")
     if "" in (texts := {text for several in reading.own_texts.values() for text in several or ("",)}):
         refuse("read.only", reading.only, f"expected a value for each column; found {sorted(texts)}")
-    if reading.envelope == "dms" and reading.format == "avro":
-        refuse("read.envelope", "dms", "messages of AWS DMS are JSON")
+    if reading.envelope not in (None, "debezium") and reading.format == "avro":
+        refuse("read.envelope", reading.envelope, "these messages are JSON")
     try:
         codecs.getincrementaldecoder(reading.encoding)().decode(b"")
         "".encode(reading.encoding)

@@ -64,7 +64,7 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # dialects  = []                   # more kinds of CSV in the folder: [{ delimiter = ";", decimal_separator = "," }]
 # only      = {}                   # of several tables in the folder, the rows with these values: { __source_table = "orders" }
 # aliases   = {}                   # names in the files and their names in the table: { price = "unit_price" }
-# envelope  = "debezium"           # or "dms": JSON lines (Debezium: or Avro) with wrapped rows; not set by default
+# envelope  = "debezium"           # or "dms", "wal2json", "singer", "airbyte": wrapped rows in JSON lines; not set by default
 
 # [tables.sales.delete]            # optional: rows that delete their key
 # column = "op"

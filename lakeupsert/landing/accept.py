@@ -91,6 +91,7 @@ class RowRules:
     received_at: int
     clock_ahead: int = 0
     table: str = "…"
+    envelope: str | None = None
 
 
 @dataclass(frozen=True)
@@ -291,6 +292,8 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
         if name in spec.partition_by:
             absent &= ~converted.partition_unfit[name]
         refusals.add("null_key", absent, f"Key column {name!r} is null.")
+    if rules.envelope == "wal2json" and spec.mode == "rows":
+        _refuse_incomplete(block, is_delete, refusals, spec)
     partitions = _partitions(converted, is_delete, refusals, spec)
     _check_order(columns, is_delete, refusals, rules)
     if spec.mode == "columns":
@@ -454,6 +457,26 @@ def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> M
     return is_delete
 
 
+def _refuse_incomplete(block: Block, is_delete: Mask, refusals: _Refusals, spec: TableSpec) -> None:
+    """Refuse updates of wal2json without a column that may be stored apart (TOAST): it is left out if it did not change."""
+    update = as_mask(pc.equal(block.convert("__action", pa.string())[0], "U")) & ~is_delete
+    t, computed = pa.types, {one.column for one in spec.partition_from}
+    for field in spec.schema:
+        short = (
+            t.is_integer(field.type)
+            or t.is_floating(field.type)
+            or t.is_boolean(field.type)
+            or t.is_temporal(field.type)
+        )
+        if not short and field.name not in computed and not field.name.startswith("__"):
+            reason = (
+                f"The update lacks column {field.name!r}: PostgreSQL does not send a long value that stayed. "
+                '`mode = "columns"` keeps it, and `ALTER TABLE … REPLICA IDENTITY FULL` sends it. If the source dropped the '
+                "column, drop it here: `lakeupsert schema drop`."
+            )
+            refusals.add("bad_type", update & ~block.has(field.name), reason)
+
+
 def _check_order(columns: Mapping[str, pa.Array], is_delete: Mask, refusals: _Refusals, rules: RowRules) -> None:
     """Refuse deletes without an order, events without a place in the log, and rows whose order is in the future."""
     spec = rules.spec
@@ -464,7 +487,7 @@ def _check_order(columns: Mapping[str, pa.Array], is_delete: Mask, refusals: _Re
         reason = f"A delete without a value in {', '.join(spec.order_by)} loses to every row that has one."
         refusals.add("order_missing", is_delete & absent, reason)
     if LOG_POSITION in spec.order_by:
-        reason = f"The event has no {LOG_POSITION}: its `source` lacks a field that its place in the log is made of."
+        reason = f"The event has no {LOG_POSITION}: it lacks what its place in the log is made of (docs/FORMATS.md)."
         refusals.add("order_missing", as_mask(columns[LOG_POSITION].is_null()), reason)
     received_at = rules.received_at - rules.clock_ahead
     received = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=received_at)

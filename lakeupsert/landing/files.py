@@ -62,7 +62,6 @@ _TEXT = (*_DIALECTS, "jsonl")
 TYPED = ("parquet", "avro", "orc")
 """Formats whose files have types of their own. The others are text, and such files may be compressed as a whole."""
 _SEEKABLE = ("parquet", "orc")  # read at many places, not from the beginning to the end
-_ENVELOPED = {"debezium": ("jsonl", "avro"), "dms": ("jsonl",)}
 _DEFAULT_READING = Reading()
 WHOLE_BYTES = 1 << 26
 """Parquet and ORC files up to this many bytes are read at once, because the hash needs all bytes in order."""
@@ -192,7 +191,7 @@ def kind_of(file: LandingInput, reading: Reading) -> str:
     if kind is None:
         endings = f"{', '.join(_ENDINGS)} (text may be compressed, for example .csv.gz)"
         raise UnreadableFileError(file.path, f"`format` is auto, and its name does not end in one of {endings}.")
-    if reading.envelope and kind not in _ENVELOPED[reading.envelope]:
+    if reading.envelope and kind != "jsonl" and (reading.envelope, kind) != ("debezium", "avro"):
         raise UnreadableFileError(
             file.path, f"`envelope` is {reading.envelope}, which is not supported for {kind} files."
         )

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 from pyarrow.types import is_boolean, is_floating, is_integer, is_string
 
-from lakeupsert.config import DialectSettings, Reading
+from lakeupsert.config import POSITIONED, DialectSettings, Reading
 from lakeupsert.landing.files import format_of, read_head
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.csvfile import Csv, choose_dialect
@@ -86,6 +86,10 @@ def choose_reading(store: ObjectReader, files: Sequence[ObjectInfo], *, with_dat
         )
         before = choices.reading
         rows, failures = read_sample(store, chosen, before)
+        if not rows.count:  # the names of the columns are like those of an envelope by chance
+            del choices.settings["envelope"]
+            before = choices.reading
+            rows, failures = read_sample(store, chosen, before)
         if choices.add_only(rows):
             before = choices.reading
             rows, failures = read_sample(store, chosen, before)
@@ -131,7 +135,7 @@ class _ReadingChoices:
         values = {name: choice.value for name, choice in self.settings.items()}
         dialects = tuple(DialectSettings(**one) for one in values.pop("dialects", ()))
         null = values.pop("null", None)
-        positions = values.get("envelope") == "debezium"
+        positions = values.get("envelope") in POSITIONED
         return Reading(
             **values, positions=positions, dialects=dialects, null=tuple(null) if isinstance(null, list) else null
         )

@@ -70,8 +70,10 @@ class SettingChoices:
         """``hive``: the column of the folders' names, in a Hive-partitioned table; ``names``: of all files; ``size``: their
         bytes; ``dated``: columns whose dates have formats, some of which the sample may not settle."""
         self.rows = rows
-        self.is_events = "__op" in rows.values and any(name.startswith("__source_") for name in rows.values)
-        """Whether rows are events of Debezium, whose own fields begin with two underscores."""
+        self.is_wal2json = "__action" in rows.values and "__table" in rows.values
+        is_debezium = "__op" in rows.values and any(name.startswith("__source_") for name in rows.values)
+        self.is_events = is_debezium or self.is_wal2json
+        """Whether rows are events, whose own fields begin with two underscores."""
         self.values = {n: v for n, v in rows.values.items() if not (self.is_events and n.startswith("__"))}
         self.hive = hive
         self.names = names
@@ -120,6 +122,9 @@ class SettingChoices:
     # -- delete
 
     def _delete(self) -> Choice:
+        if self.is_wal2json:
+            self.inserts = as_mask(pc.equal(self.rows.values["__action"], "I"))
+            return Choice({"column": "__action", "values": ["D"]}, ("__action is the operation of each event",))
         if self.is_events:
             self.inserts = self._events_of_distinct_keys()
             return Choice({"column": "__op", "values": ["d"]}, ("__op is the operation of each event",))

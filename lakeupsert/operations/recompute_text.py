@@ -21,7 +21,7 @@ from msgspec.structs import asdict, replace
 
 from lakeupsert.config import Reading
 from lakeupsert.landing.files import format_of
-from lakeupsert.landing.formats.envelopes import TruncateError, unwrap_of
+from lakeupsert.landing.formats.envelopes import NoEnvelopeError, TruncateError, unwrap_of
 from lakeupsert.landing.formats.escapes import LETTERS
 from lakeupsert.landing.formats.unpacked import UNDECODABLE, compression_of, is_utf8
 
@@ -264,14 +264,22 @@ def _json_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iter
     is_array = re.match(r"\s*\[\s*([{\]]|$)", lines.peek()) is not None
     unwrap = unwrap_of(reading)
     for begin, text in _elements(lines) if is_array else _json_lines(lines):
-        if text.strip() and begin not in refused:
-            row = json.loads(text, parse_float=_MARKED.format, parse_int=_whole)
-            if unwrap is not None:
-                try:
-                    row = unwrap(row)
-                except TruncateError:  # of another table; otherwise there would be no such batch
-                    continue
-            if isinstance(row, dict):  # a message without a row is the name of its kind
+        if not text.strip() or (unwrap is None and begin in refused):
+            continue
+        try:
+            message = json.loads(text, parse_float=_MARKED.format, parse_int=_whole)
+            rows = [message] if unwrap is None else unwrap(message)
+        except (
+            ValueError,
+            NoEnvelopeError,
+        ) as e:  # a truncate is of another table; otherwise there would be no such batch
+            if begin in refused or isinstance(e, TruncateError):
+                continue
+            raise
+        for number, row in enumerate(rows):
+            if (
+                isinstance(row, dict) and begin + number not in refused
+            ):  # a message without a row is the name of its kind
                 yield {name: _json_text(value) for name, value in row.items()}
 
 

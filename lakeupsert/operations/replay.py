@@ -122,7 +122,7 @@ def _plan(table: OpenTable, ground: Ground, known: TableSpec, files: Sequence[Re
         warnings += [f"rows of {one.path!r} stay quarantined: {one.reason}" for one in unfit_files(spec, new)]
         job = replace(
             job,
-            rules=RowRules(spec, ground.received_at, ground.clock_ahead, table.name),
+            rules=RowRules(spec, ground.received_at, ground.clock_ahead, table.name, table.settings.read.envelope),
             spec_version=ground.version_of(spec),
         )
     return _Plan(job, files, renames, tuple(warnings))

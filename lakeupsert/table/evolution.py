@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow.types import is_date, is_timestamp
 
-from lakeupsert.config import toml_key
+from lakeupsert.config import EnvelopeName, toml_key
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.table.spec import (
     ENDED_KEYS,
@@ -40,9 +40,12 @@ _GRAMMAR = {
     "order_by": " (COLUMN, then asc or desc, then nulls first or nulls last)",
     "partition_by": " (COLUMN, or year, month, date or hour of one: `date(COLUMN) as NAME`, or `bucket(N, COLUMN, …)`)",
 }
-_WRAPPED: dict[Literal["debezium", "dms"], tuple[set[str], ...]] = {
+_WRAPPED: dict[EnvelopeName, tuple[set[str], ...]] = {
     "debezium": ({"op", "before", "after"}, {"op", "after", "source"}, {"schema", "payload"}),
     "dms": ({"data", "metadata"},),
+    "wal2json": ({"action", "schema", "table"}, {"xid", "change"}, {"nextlsn", "change"}, {"timestamp", "change"}),
+    "singer": ({"type", "stream", "record"},),
+    "airbyte": ({"type", "record"}, {"_airbyte_data"}),
 }
 """The columns of change events that are read without the setting `read.envelope`. In a snapshot `before` is always null."""
 _UNSPLIT = re.compile(r"[^;,|\t]+([;,|\t])(?:[^;,|\t]+\1)*[^;,|\t]+")
@@ -265,9 +268,11 @@ def _suggestion(name: str, schema: pa.Schema) -> str:
     return f"{f' Did you mean {close!r}?' if close else ''}{found}{wrapped}{describe_separator(schema.names)}"
 
 
-def find_envelope(columns: Iterable[str]) -> Literal["debezium", "dms"] | None:
+def find_envelope(columns: Iterable[str]) -> EnvelopeName | None:
     """The envelope that rows with these columns are in, if they were read without the setting."""
-    return next((e for e, names in _WRAPPED.items() if any(n <= set(columns) for n in names)), None)
+    found = {*columns}
+    wal2json: EnvelopeName | None = "wal2json" if found == {"change"} else None  # without any of its options
+    return next((e for e, names in _WRAPPED.items() if any(n <= found for n in names)), wal2json)
 
 
 def describe_separator(names: Iterable[str]) -> str:

@@ -34,7 +34,7 @@ from lakeupsert.landing.formats.blocks import (
     select_names,
     unreadable_if_damaged,
 )
-from lakeupsert.landing.formats.envelopes import NoEnvelopeError, Row, TruncateError, Unwrap, has_no_row, unwrap_of
+from lakeupsert.landing.formats.envelopes import NoEnvelopeError, Row, RowsOf, TruncateError, has_no_row, unwrap_of
 from lakeupsert.landing.formats.nested import flatten, nulls, offsets
 from lakeupsert.landing.formats.oldcalendar import OldCalendar
 from lakeupsert.landing.formats.positions import LOG_POSITION, NEEDED
@@ -151,7 +151,7 @@ def _in_our_calendar(column: _Column, old: OldCalendar) -> _Column:
     )
 
 
-def _block(rows: Sequence[Row], place: int, wanted: Mapping[str, _Column], unwrap: Unwrap | None) -> ArrowBlock:
+def _block(rows: Sequence[Row], place: int, wanted: Mapping[str, _Column], unwrap: RowsOf | None) -> ArrowBlock:
     places = np.arange(place, place + len(rows))
     malformed = []
     skipped: Counter[str] = Counter()
@@ -159,7 +159,7 @@ def _block(rows: Sequence[Row], place: int, wanted: Mapping[str, _Column], unwra
         flat_rows, numbers = [], []
         for i, row in enumerate(rows):
             try:
-                flattened = unwrap(row)
+                [flattened] = unwrap(row)
             except NoEnvelopeError as e:
                 raw = json.dumps(row, default=str).encode()
                 truncate = e.event if isinstance(e, TruncateError) else None

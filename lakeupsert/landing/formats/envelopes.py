@@ -1,22 +1,21 @@
-"""Change events as rows: the row inside the event, and the event's own fields as more columns, under the tool's names for them.
+"""Messages as rows: the row inside the message, and the message's own fields as more columns, under the tool's names for them.
 
-`debezium` returns what Debezium's ExtractNewRecordState returns with `add.fields`, and the event's position in the log; `dms`
-reads the JSON messages of AWS DMS.
+`debezium` returns what Debezium's ExtractNewRecordState returns with `add.fields`, and the event's position in the log. The
+others read JSON: `dms` messages of AWS DMS, `Wal2json` those of a plugin of PostgreSQL, `singer` and `airbyte` those of taps
+and sources. Another envelope is a function, and an entry of `_UNWRAP` and of `evolution._WRAPPED`.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Literal
 
-from lakeupsert.config import Reading
-from lakeupsert.landing.formats.positions import LOG_POSITION, log_position
+from lakeupsert.config import EnvelopeName, Reading
+from lakeupsert.landing.formats.positions import LOG_POSITION, commit_position, log_position
 
 Row = dict[str, object]
-Skipped = Literal["control record", "heartbeat", "message", "schema change", "tombstone", "transaction marker"]
-"""The kind of a message that holds no row and changes none."""
+Skipped = str
+"""The kind of a message that holds no row and changes none, for example ``heartbeat``."""
 
-
-TABLE_NAMES = ("__source_table", "__table_name")
+TABLE_NAMES = ("__source_table", "__table_name", "__table", "__stream")
 """The columns with the name of a row's table."""
 
 
@@ -106,15 +105,155 @@ def dms(message: object) -> Row | Skipped:
     return data | {f"__{name.replace('-', '_')}": value for name, value in _scalars(metadata)}
 
 
+class Wal2json:
+    """Messages of wal2json, of versions 1 (a transaction) and 2 (a change), in the order in which they were written.
+
+    ``__action`` is I, U or D in both. An update of a row's identity, which is its key, or with REPLICA IDENTITY FULL the whole
+    row, is a delete of the old one and then the new one.
+    """
+
+    def __init__(self, *, positions: bool) -> None:
+        self._positions = positions
+        self._commit: object = None
+        self._rows = 0
+
+    def __call__(self, message: object) -> Sequence[Row | Skipped]:
+        if type(message) is not dict or not ("action" in message or type(message.get("change")) is list):
+            raise NoEnvelopeError("Not a message of wal2json: it has no `action`, and no list `change`.")
+        if "action" in message:
+            return self._version_2(message)
+        self._begin(message)
+        changes = message["change"]
+        return [row for change in changes for row in self._rows_of_version_1(message, change)] or ["transaction marker"]
+
+    def _begin(self, message: Row) -> None:
+        self._commit, self._rows = message.get("nextlsn"), 0
+
+    def _version_2(self, message: Row) -> Sequence[Row | Skipped]:
+        action = message["action"]
+        if action in ("B", "C"):
+            self._begin(message if action == "B" else {})
+            return ["transaction marker"]
+        new, old = (_by_name(message.get(part)) for part in ("columns", "identity"))
+        return self._rows_of(str(action), message, new, old)
+
+    def _rows_of_version_1(self, message: Row, change: object) -> Sequence[Row | Skipped]:
+        if type(change) is not dict:
+            raise NoEnvelopeError("A change of wal2json is not an object.")
+        old = change.get("oldkeys")
+        new = _paired(change.get("columnnames"), change.get("columnvalues"))
+        before = _paired(old.get("keynames"), old.get("keyvalues")) if type(old) is dict else {}
+        action = {"insert": "I", "update": "U", "delete": "D", "truncate": "T", "message": "M"}.get(
+            str(change.get("kind")), ""
+        )
+        return self._rows_of(action, {**message, **change}, new, before)
+
+    def _rows_of(self, action: str, message: Row, new: Row, old: Row) -> Sequence[Row | Skipped]:
+        own = {f"__{name}": value for name, value in _scalars(message) if name not in ("kind", "action")}
+        if action == "M":
+            return ["message"]
+        if action == "T":
+            raise TruncateError(
+                f"Table {message.get('schema')}.{message.get('table')} was truncated at the source.", own
+            )
+        if action not in ("I", "U", "D") or not (old if action == "D" else new):
+            raise NoEnvelopeError(f"Not a change of wal2json: {action or 'no action'}, and no row.")
+        if action == "D":
+            return [self._placed({**old, "__action": "D", **own})]
+        row = self._placed
+        is_moved = any(name in new and new[name] != value for name, value in old.items())
+        before = [row({**old, "__action": "D", **own})] if is_moved else []
+        return [*before, row({**old, **new, "__action": action, **own})]
+
+    def _placed(self, row: Row) -> Row:
+        if self._positions and (position := commit_position(self._commit, self._rows)) is not None:
+            row[LOG_POSITION] = position
+        self._rows += 1
+        return row
+
+
+def _by_name(columns: object) -> Row:
+    """The columns of version 2 as a row."""
+    if not all(type(one) is dict and "name" in one for one in (columns if type(columns) is list else ())):
+        raise NoEnvelopeError("The columns in a message of wal2json are no list of objects with names.")
+    return {str(one["name"]): one.get("value") for one in columns} if type(columns) is list else {}
+
+
+def _paired(names: object, values: object) -> Row:
+    """The columns of version 1 as a row."""
+    if type(names) is not list or type(values) is not list or len(names) != len(values):
+        if names is None and values is None:
+            return {}
+        raise NoEnvelopeError("A change of wal2json does not have a value for each name.")
+    return dict(zip(map(str, names), values, strict=True))
+
+
+def singer(message: object) -> Row | Skipped:
+    """`record`, and the message's own fields. SCHEMA and STATE have no row."""
+    kind = message.get("type") if type(message) is dict else None
+    if type(message) is not dict or type(kind) is not str:
+        raise NoEnvelopeError("Not a message of Singer: it has no `type`.")
+    own: Row = {f"__{name}": value for name, value in _scalars(message) if name != "type"}
+    if kind == "ACTIVATE_VERSION":
+        raise TruncateError(
+            f"Stream {message.get('stream')} begins version {message.get('version')} (ACTIVATE_VERSION): its rows of earlier "
+            "versions are gone. Land the records of this version without that line, as a full extract "
+            "(`lakeupsert run --full table`).",
+            own,
+        )
+    if kind in ("SCHEMA", "STATE"):
+        return f"{kind.lower()} message"
+    row = message.get("record")
+    if kind != "RECORD" or type(row) is not dict:
+        raise NoEnvelopeError(f"A message {kind} of Singer has no row that can be read here.")
+    return row | own
+
+
+def airbyte(message: object) -> Row | Skipped:
+    """`data`, and the record's own fields; or `_airbyte_data` of a destination's raw table, and its other columns."""
+    if type(message) is dict and "_airbyte_data" in message:
+        data, own = message["_airbyte_data"], dict(_scalars(message))
+        own.pop("_airbyte_data", None)
+    elif type(message) is dict and type(message.get("type")) is str:
+        if message["type"] != "RECORD":
+            return f"{message['type'].lower()} message"
+        record = message.get("record")
+        data = record.get("data") if type(record) is dict else None
+        own = {f"__{name}": value for name, value in _scalars(record)}
+    else:
+        raise NoEnvelopeError("Not a message of Airbyte: it has no `type`, and no `_airbyte_data`.")
+    if type(data) is not dict:
+        raise NoEnvelopeError("The row in a message of Airbyte is not an object.")
+    return data | own
+
+
 def _scalars(fields: object) -> Sequence[tuple[str, object]]:
     return [(n, v) for n, v in fields.items() if type(v) not in (dict, list)] if type(fields) is dict else []
 
 
-Unwrap = Callable[[object], Row | Skipped]
+Unwrap = Callable[[object], Row | Skipped | Sequence[Row | Skipped]]
+"""From a message to its row, rows, or kind. It takes the messages of one file, one after another."""
+
+_UNWRAP: dict[EnvelopeName, Callable[[Reading], Unwrap]] = {
+    "debezium": lambda reading: partial(debezium, positions=reading.positions),
+    "dms": lambda reading: dms,
+    "wal2json": lambda reading: Wal2json(positions=reading.positions),
+    "singer": lambda reading: singer,
+    "airbyte": lambda reading: airbyte,
+}
 
 
-def unwrap_of(reading: Reading) -> Unwrap | None:
-    """The function that takes rows out of the envelope of `reading`; None if they are in none."""
-    if reading.envelope == "debezium":
-        return partial(debezium, positions=reading.positions)
-    return dms if reading.envelope else None
+RowsOf = Callable[[object], Sequence[Row | Skipped]]
+
+
+def unwrap_of(reading: Reading) -> RowsOf | None:
+    """The function that takes the rows of a file out of the envelope of `reading`; None if they are in none."""
+    if reading.envelope is None:
+        return None
+    unwrap = _UNWRAP[reading.envelope](reading)
+
+    def rows_of(message: object) -> Sequence[Row | Skipped]:
+        found = unwrap(message)
+        return [found] if isinstance(found, dict | str) else found
+
+    return rows_of

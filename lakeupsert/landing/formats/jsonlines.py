@@ -36,7 +36,7 @@ from lakeupsert.landing.formats.blocks import (
     line_numbers,
 )
 from lakeupsert.landing.formats.dominant import DominantType, Example
-from lakeupsert.landing.formats.envelopes import NoEnvelopeError, Row, TruncateError, Unwrap, unwrap_of
+from lakeupsert.landing.formats.envelopes import NoEnvelopeError, Row, RowsOf, TruncateError, unwrap_of
 from lakeupsert.landing.formats.inference import TEMPORAL, convert_text, infer_type, unify
 from lakeupsert.landing.formats.jsonarray import array_begin, cut_elements
 from lakeupsert.landing.formats.lines import TextLines
@@ -222,13 +222,13 @@ def _no_collection() -> Iterator[None]:
 
 
 def decode_each(
-    texts: Sequence[bytes], places: Indices, unwrap: Unwrap | None = None, part: TextLines | None = None
+    texts: Sequence[bytes], places: Indices, unwrap: RowsOf | None = None, part: TextLines | None = None
 ) -> JsonBlock:
     """A block of texts that are decoded one by one: some are blank or not JSON objects, or all are envelopes.
 
     ``part`` is the part of a file that has them.
     """
-    rows, numbers = [], []
+    rows, numbers, offsets = [], [], list[int]()
     malformed: list[tuple[int, str]] = []
     truncates: dict[int, Row] = {}
     skipped: Counter[str] = Counter()
@@ -237,28 +237,29 @@ def decode_each(
             continue
         try:
             value = _decode(text)
-            row = unwrap(value) if unwrap else value
-            if unwrap and isinstance(row, str):
-                skipped[row] += 1
-                continue
+            found: Sequence[object] = unwrap(value) if unwrap else [value]
             reason = "Not a JSON object."
         except _NOT_JSON as e:
-            row, reason = None, f"Not JSON: {e}{_NO_NUMBER if _NAN.search(text) else ''}"
+            found, reason = [None], f"Not JSON: {e}{_NO_NUMBER if _NAN.search(text) else ''}"
         except NoEnvelopeError as e:
-            row, reason = None, str(e)
+            found, reason = [None], str(e)
             truncates |= {i: e.event} if isinstance(e, TruncateError) else {}
-        if type(row) is dict:
-            rows.append(row)
-            numbers.append(i)
-        else:
-            malformed.append((i, reason))
+        for number, row in enumerate(found):  # each of a message begins at a byte of its own, since a row has several
+            if type(row) is dict:
+                rows.append(row)
+                numbers.append(i)
+                offsets.append(number)
+            elif unwrap and isinstance(row, str):
+                skipped[row] += 1
+            else:
+                malformed.append((i, reason))
     lines = line_numbers(part, places, [i for i, _ in malformed])
     records = [
         MalformedRecord(int(places[i]), reason, texts[i].rstrip(b"\r"), line, truncates.get(i))
         for (i, reason), line in zip(malformed, lines, strict=True)
     ]
     written = None if unwrap else [texts[i] for i in numbers]
-    return JsonBlock(rows, written, places[numbers], records, part, skipped)
+    return JsonBlock(rows, written, places[numbers] + np.array(offsets, np.int64), records, part, skipped)
 
 
 @dataclass(frozen=True)

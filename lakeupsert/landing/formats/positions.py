@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 LOG_POSITION = "__log_position"
-"""The column that the envelope `debezium` adds for the connectors of `NEEDED`."""
+"""The column that the envelopes `debezium`, for the connectors of `NEEDED`, and `wal2json` add."""
 
 NEEDED: dict[str, tuple[str, ...]] = {
     "postgresql": ("sequence",),
@@ -42,6 +42,13 @@ def log_position(source: object) -> str | None:
         return None if make is None else make(source)
     except (IndexError, KeyError, TypeError, ValueError):
         return None
+
+
+def commit_position(commit: object, row: int) -> str | None:
+    """The position of a row of a transaction of wal2json: the LSN after its commit, which is hexadecimal text of no fixed length,
+    and its place in the transaction. None without an LSN."""
+    parts = re.fullmatch(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})", str(commit))
+    return f"{(int(parts[1], 16) << 32) + int(parts[2], 16):020}-{row:010}" if parts else None
 
 
 def is_first_snapshot(position: str) -> bool:

@@ -1,0 +1,259 @@
+"""The envelopes of wal2json (recorded from wal2json 2.5 on PostgreSQL 15.18), Singer and Airbyte."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakeupsert import Table
+from lakeupsert.errors import ConfigurationError, RefusedError
+from lakeupsert.operations.propose import propose
+
+RECORDED = Path(__file__).parent / "recorded"
+OTHER = "row of another table"
+Messages = list[dict[str, Any]]
+
+
+def recorded(version: int) -> Messages:
+    """Table `o`: rows 1 and 2 (a long note); then 2 updated, 1 became 5, 5 updated and deleted. Table `f`, REPLICA IDENTITY FULL:
+    row 1, its day changed, its id became 2, deleted; then a truncate, of which version 1 says nothing; and a message."""
+    return [json.loads(line) for line in (RECORDED / f"wal2json_v{version}.jsonl").read_text().splitlines()]
+
+
+def configure(root: Path, envelope: str, more: str, read: str = "", delete: str = "") -> Table:
+    (root / "landing").mkdir(exist_ok=True)
+    (root / "lakeupsert.toml").write_text(
+        f'[tables.t]\nlanding = "landing"\nprocessed = "processed"\nkey = ["id"]\n{more}[tables.t.schema]\nid = "bigint"\n'
+        f'[tables.t.read]\nenvelope = "{envelope}"\n{read}{delete}'
+    )
+    return Table.open(root / "lakeupsert.toml")
+
+
+def wal2json(root: Path, table: str, more: str = "") -> Table:
+    settings = f'order_by = ["__log_position"]\npartition_by = ["bucket(1, id)"]\n{more}'
+    delete = '[tables.t.delete]\ncolumn = "__action"\nvalues = ["D"]\n'
+    return configure(root, "wal2json", settings, f'only = {{ __table = "{table}" }}\n', delete)
+
+
+def land(path: Path, messages: Messages) -> None:
+    path.write_text("".join(json.dumps(message) + "\n" for message in messages))
+
+
+def stored(table: Table) -> list[dict[str, Any]]:
+    checked = table.reconcile(deep=True)
+    assert not checked.unbalanced
+    rows = table.to_arrow().read_all().to_pylist()
+    return [{name: v for name, v in row.items() if not name.startswith("_")} for row in rows]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_wal2json_keeps_a_long_value_in_mode_columns(tmp_path: Path, version: int, one_by_one: bool) -> None:
+    table = wal2json(tmp_path, "o", 'mode = "columns"\n')
+    messages = recorded(version)
+    at = next(i for i, message in enumerate(messages) if message.get("xid") == 728)
+    if one_by_one:
+        land(tmp_path / "landing/1.jsonl", messages[:at])
+        table.run()
+        messages = messages[at:]
+    land(tmp_path / "landing/2.jsonl", messages)
+    entry = table.run().append.entry
+    [row] = stored(table)
+    assert (row["id"], len(row["note"]), float(row["amount"])) == (2, 16000, 3.0)
+    markers = {1: 1, 2: 16 if not one_by_one else 14}[version]
+    assert entry.skipped["transaction marker"] == markers
+    assert entry.skipped["message"] == 1
+    assert entry.skipped[OTHER] == {1: 6, 2: 7}[version]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_update_without_a_long_value_is_refused_in_mode_rows(tmp_path: Path, version: int) -> None:
+    table = wal2json(tmp_path, "o", 'quarantine_limit = "100%"\n')
+    land(tmp_path / "landing/1.jsonl", recorded(version))
+    assert table.run().append.entry.quarantined == {"bad_type": 1}
+    [row] = stored(table)
+    assert (row["id"], len(row["note"]), float(row["amount"])) == (2, 16000, 2.0)
+    assert table.append(replay_quarantine=True) is None  # nor does it pass then
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_whatever_the_order_of_files_the_commits_decide(tmp_path: Path, version: int) -> None:
+    """The lines of a transaction stay together; the transactions come in reverse, one a file. LSNs are not compared as text."""
+    text = json.dumps(recorded(version)).replace("0/1531", "9/FFFFF1531").replace("0/152D", "9/FFFFF152D")
+    text = text.replace("9/FFFFF1531C", "A/1531C").replace("9/FFFFF1531D", "A/1531D").replace("9/FFFFF1531E", "A/1531E")
+    transactions: dict[int, Messages] = {}
+    for message in json.loads(text.replace("FFFFF15", "F15")):
+        transactions.setdefault(message["xid"], []).append(message)
+    table = wal2json(tmp_path, "f")
+    wanted = [number for number in sorted(transactions, reverse=True) if number < 732]
+    for number, xid in enumerate(wanted):
+        land(tmp_path / f"landing/{number}.jsonl", transactions[xid])
+        table.run()
+    [row] = stored(table)
+    assert (row["id"], str(row["day"])) == (2, "2024-01-02")
+    land(tmp_path / "landing/last.jsonl", transactions[732])
+    table.run()
+    assert stored(table) == []
+
+
+def test_a_file_that_begins_within_a_transaction_has_no_position(tmp_path: Path) -> None:
+    table = wal2json(tmp_path, "f", 'quarantine_limit = "100%"\n')
+    messages = [message for message in recorded(2) if message["xid"] == 729]
+    land(tmp_path / "landing/1.jsonl", [*messages, messages[1]])
+    assert table.run().append.entry.quarantined == {"order_missing": 1}
+    assert len(stored(table)) == 1
+
+
+def test_wal2json_without_positions_is_an_error_for_this_order(tmp_path: Path) -> None:
+    table = wal2json(tmp_path, "o")
+    plain = [{n: v for n, v in message.items() if "lsn" not in n} for message in recorded(2)]
+    land(tmp_path / "landing/1.jsonl", plain)
+    with pytest.raises(ConfigurationError, match="__log_position"):
+        table.run()
+
+
+def test_a_truncate_of_version_2_refuses_the_batch(tmp_path: Path) -> None:
+    table = wal2json(tmp_path, "f")
+    land(tmp_path / "landing/1.jsonl", recorded(2))
+    with pytest.raises(RefusedError) as e:
+        table.run()
+    assert e.value.code == "truncated-source"
+
+
+def test_deletes_of_wal2json_have_the_key_only(tmp_path: Path) -> None:
+    settings = 'order_by = ["__log_position"]\npartition_by = ["day"]\nkey_scope = "table"\nmode = "columns"\n'
+    delete = '[tables.t.delete]\ncolumn = "__action"\nvalues = ["D"]\n'
+    table = configure(tmp_path, "wal2json", settings, 'only = { __table = "o" }\n', delete)
+    land(tmp_path / "landing/1.jsonl", recorded(2))
+    table.run()
+    assert [row["id"] for row in stored(table)] == [2]
+
+
+SINGER: Messages = [
+    {"type": "SCHEMA", "stream": "orders", "schema": {}, "key_properties": ["id"]},
+    {"type": "RECORD", "stream": "orders", "record": {"id": 1, "at": 1, "_sdc_deleted_at": None}, "time_extracted": "2024"},
+    {"type": "RECORD", "stream": "customers", "record": {"id": 9, "at": 1, "city": "Rome"}},
+    {"type": "RECORD", "stream": "orders", "record": {"id": 2, "at": 1, "_sdc_deleted_at": None}},
+    {"type": "RECORD", "stream": "orders", "record": {"id": 1, "at": 2, "_sdc_deleted_at": "2024-01-02T00:00:00Z"}},
+    {"type": "STATE", "value": {}},
+]  # fmt: skip
+AIRBYTE: Messages = [
+    {"type": "LOG", "log": {"level": "INFO", "message": "x"}},
+    {
+        "type": "RECORD",
+        "record": {"stream": "orders", "data": {"id": 1, "at": 1, "_ab_cdc_deleted_at": None}, "emitted_at": 1},
+    },
+    {"type": "RECORD", "record": {"stream": "customers", "data": {"id": 9, "at": 1, "city": "Rome"}, "emitted_at": 2}},
+    {
+        "type": "RECORD",
+        "record": {"stream": "orders", "data": {"id": 2, "at": 1, "_ab_cdc_deleted_at": None}, "emitted_at": 3},
+    },
+    {
+        "type": "RECORD",
+        "record": {"stream": "orders", "data": {"id": 1, "at": 2, "_ab_cdc_deleted_at": "2024"}, "emitted_at": 4},
+    },
+    {"type": "STATE", "state": {}},
+]
+FEEDS = {
+    "singer": (SINGER, "_sdc_deleted_at", {"schema message": 1, "state message": 1, OTHER: 1}),
+    "airbyte": (AIRBYTE, "_ab_cdc_deleted_at", {"log message": 1, "state message": 1, OTHER: 1}),
+}
+SETTINGS = 'partition_by = []\norder_by = ["at"]\n'
+
+
+@pytest.mark.parametrize("envelope", FEEDS)
+@pytest.mark.parametrize("mode", ["rows", "columns"])
+def test_records_of_one_stream_are_rows_and_other_messages_are_counted(
+    tmp_path: Path, envelope: str, mode: str
+) -> None:
+    messages, gone, skipped = FEEDS[envelope]
+    read, delete = 'only = { __stream = "orders" }\n', f'[tables.t.delete]\nnot_null = "{gone}"\n'
+    table = configure(tmp_path, envelope, f'{SETTINGS}mode = "{mode}"\n', read, delete)
+    land(tmp_path / "landing/1.jsonl", messages)
+    entry = table.run().append.entry
+    assert (entry.skipped, entry.quarantined, entry.rows_read) == (skipped, {}, 3)
+    assert stored(table) == [{"id": 2, "at": 1}]
+
+
+def test_rows_of_a_raw_table_of_airbyte(tmp_path: Path) -> None:
+    table = configure(tmp_path, "airbyte", 'partition_by = []\norder_by = ["_airbyte_extracted_at"]\n')
+    raw = [
+        {"_airbyte_raw_id": str(i), "_airbyte_extracted_at": i, "_airbyte_data": {"id": 1, "price": i}} for i in (2, 1)
+    ]
+    land(tmp_path / "landing/1.jsonl", [*raw, {"_airbyte_raw_id": "x", "_airbyte_data": "{}"}])
+    table = configure(
+        tmp_path, "airbyte", 'partition_by = []\norder_by = ["_airbyte_extracted_at"]\nquarantine_limit = "100%"\n'
+    )
+    assert table.run().append.entry.quarantined == {"malformed": 1}
+    assert stored(table) == [{"id": 1, "price": 2}]
+
+
+def test_a_new_version_of_a_stream_refuses_the_batch_of_its_table_only(tmp_path: Path) -> None:
+    table = configure(tmp_path, "singer", SETTINGS, 'only = { __stream = "orders" }\n')
+    land(tmp_path / "landing/1.jsonl", [*SINGER, {"type": "ACTIVATE_VERSION", "stream": "customers", "version": 2}])
+    assert table.run().append.entry.skipped[OTHER] == 2
+    land(tmp_path / "landing/2.jsonl", [*SINGER, {"type": "ACTIVATE_VERSION", "stream": "orders", "version": 2}])
+    with pytest.raises(RefusedError, match="ACTIVATE_VERSION") as e:
+        table.run()
+    assert e.value.code == "truncated-source"
+
+
+@pytest.mark.parametrize(
+    ("envelope", "message"),
+    [
+        ("singer", {"type": "BATCH", "stream": "orders", "manifest": ["file:///x"]}),
+        ("singer", {"id": 1}),
+        ("airbyte", {"id": 1}),
+        ("airbyte", {"type": "RECORD", "record": {"stream": "orders"}}),
+        ("wal2json", {"id": 1}),
+        ("wal2json", {"action": "X", "columns": []}),
+        ("wal2json", {"action": "I", "columns": [1]}),
+        ("wal2json", {"change": [1]}),
+        ("wal2json", {"change": [{"kind": "insert", "columnnames": ["id"], "columnvalues": []}]}),
+    ],
+)
+def test_other_messages_go_to_quarantine(tmp_path: Path, envelope: str, message: dict[str, Any]) -> None:
+    good = {
+        "singer": SINGER[1],
+        "airbyte": AIRBYTE[1],
+        "wal2json": {"action": "I", "columns": [{"name": "id", "value": 1}]},
+    }
+    settings = 'partition_by = ["bucket(1, id)"]\norder_by = ["received"]\nquarantine_limit = "100%"\n'
+    table = configure(tmp_path, envelope, settings)
+    land(tmp_path / "landing/1.jsonl", [good[envelope], message])
+    entry = table.run().append.entry
+    assert (entry.quarantined, entry.rows_read, entry.skipped) == ({"malformed": 1}, 2, {})
+
+
+@pytest.mark.parametrize("envelope", ["wal2json-1", "wal2json-2", "singer", "airbyte"])
+def test_init_finds_the_envelope_its_deletes_and_its_tables(tmp_path: Path, envelope: str) -> None:
+    (tmp_path / "landing").mkdir()
+    name, _, version = envelope.partition("-")
+    messages, gone, _ = FEEDS.get(name, ([], "", {}))
+    land(tmp_path / "landing/1.jsonl", messages or recorded(int(version)))
+    found = propose(str(tmp_path / "landing"))
+    assert found.read["envelope"].value == name
+    if name == "wal2json":
+        assert found.settings["order_by"].value == ["__log_position"]
+        assert found.settings["delete"].value == {"column": "__action", "values": ["D"]}
+        assert found.read["only"].value == {"__table": "o"}
+    else:
+        assert found.settings["delete"].value == {"not_null": gone}
+        assert found.read["only"].value == {"__stream": "orders"}
+
+
+def test_columns_whose_names_are_those_of_an_envelope_by_chance(tmp_path: Path) -> None:
+    (tmp_path / "landing").mkdir()
+    land(tmp_path / "landing/1.jsonl", [{"type": "a", "record": i, "day": "2024-01-01"} for i in range(9)])
+    found = propose(str(tmp_path / "landing"))
+    assert "envelope" not in found.read
+    assert found.rows == 9
+
+
+@pytest.mark.spark
+def test_the_host_spark_agrees(tmp_path: Path) -> None:
+    table = wal2json(tmp_path, "o", 'mode = "columns"\n')
+    land(tmp_path / "landing/1.jsonl", recorded(2))
+    table.run(host="spark", engine="arrow")
+    assert [row["id"] for row in stored(table)] == [2]
