@@ -67,6 +67,7 @@ class AppendJob:
         stored_bits: the most bits of the stored buckets of a partition. Its ranges are written in pieces of as many bits.
         bucket_bytes: the setting `bucket`: rows of more bytes are cut as if they were stored already; None: they are not.
         compared: share of the keys, by hash, that are compared between partitions (`settle.count_keys_in_several_partitions`).
+        inferred: the spec has types by the text of this batch.
     """
 
     landing: ObjectReader
@@ -85,6 +86,7 @@ class AppendJob:
     stored_bits: Mapping[str, int] = field(default_factory=dict)
     bucket_bytes: int | None = None
     compared: float = 1.0
+    inferred: bool = False
 
     @property
     def spec(self) -> TableSpec:
@@ -174,6 +176,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
             names: dict[str, str] = {}
             snapshots: set[str] = set()
             skipped: Counter[str] = Counter()
+            refused: list[int] = []
             begins = file.row_groups is None or file.row_groups[0] == 0
             sha256 = hashlib.sha256() if begins else None
             try:
@@ -187,6 +190,8 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                     incomplete += rows.incomplete_creates
                     if job.only is None:
                         quarantine.write(rows.quarantined)
+                    if job.inferred:
+                        refused += rows.quarantined["position"].to_pylist()
                     accepted, reports = drop_left_out(job, job.of_wanted_partitions(rows.accepted))
                     yield from reports
                     yield ranked_rows(job, accepted, file.place)
@@ -194,7 +199,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                 operations = job.spec.delete is not None and job.spec.delete.operation in names
                 renamed = job.spec.under_old_names(names)
                 waiting = tuple(names.keys() - known) if rows_accepted else ()
-                found = tuple(sorted(snapshots)), dict(skipped), waiting, hollow, incomplete
+                found = tuple(sorted(snapshots)), dict(skipped), waiting, hollow, incomplete, tuple(refused)
                 yield FileRead(file.path, rows_read, rows_accepted, content, operations, renamed, *found)
             except UnreadableFileError as e:
                 unplanned, damaged = (isinstance(e, kind) for kind in (UnplannedColumnError, DamagedFileError))

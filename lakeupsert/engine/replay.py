@@ -99,8 +99,7 @@ def new_columns_of(job: AppendJob, files: Sequence[ReplayedFile], renames_of: Ca
         for quarantined in _blocks(rows) if "arrow" in rows.schema.names else ():
             landed = quarantined.file
             block = _with_current_names(quarantined, job, renames_of)
-            new = _new_columns(block, landed, job)
-            if new and take(block, frozenset(), landed, job.rules).accepted.num_rows:
+            if new := _new_columns(block, landed, job, take(block, frozenset(), landed, job.rules).accepted):
                 found.append(Survey(landed, new, format_of(landed, job.reading.format) in TYPED))
     return found
 
@@ -120,17 +119,18 @@ def _read(store: ObjectStore, file: ReplayedFile) -> Rows:
         return pq.read_table(source)
 
 
-def _new_columns(block: Block, landed: str, job: AppendJob) -> pa.Schema:
-    """The columns of a block that the table lacks."""
-    new = new_columns(block, job.spec)
+def _new_columns(block: Block, landed: str, job: AppendJob, accepted: Rows) -> pa.Schema:
+    """The columns of a block that the table lacks, by its ``accepted`` rows."""
+    new = new_columns(block, job.spec, accepted)
     typed = format_of(landed, job.reading.format) in TYPED
-    return pa.schema([(name, block.type_of(name, typed=typed)) for name in block.names if name in new])
+    rows = np.isin(block.places, accepted[PLACE].to_numpy())
+    return pa.schema([(name, block.type_of(name, rows, typed=typed)) for name in block.names if name in new])
 
 
-def _has_unfit_column(block: Block, landed: str, job: AppendJob) -> bool:
+def _has_unfit_column(block: Block, landed: str, job: AppendJob, accepted: Rows) -> bool:
     """Whether the table can't have one of the block's new columns. Then no row passes, or that column would be lost."""
     try:
-        evolve(job.spec, _new_columns(block, landed, job))
+        evolve(job.spec, _new_columns(block, landed, job, accepted))
     except ConfigurationError:
         return True
     return False
@@ -149,11 +149,11 @@ def _take_again(
     accepted = []
     for quarantined in _blocks(rows):
         block = _with_current_names(quarantined, job, renames_of)
-        if _has_unfit_column(block, quarantined.file, job) or (
-            quarantined.file == STORED_ROW and job.spec.order_in_name
-        ):
+        if quarantined.file == STORED_ROW and job.spec.order_in_name:
             continue
         taken = take(block, frozenset(), quarantined.file, job.rules)
+        if _has_unfit_column(block, quarantined.file, job, taken.accepted):
+            continue
         own, waits = taken.accepted[PLACE].to_numpy(), np.zeros(taken.accepted.num_rows, bool)
         for reason, mask in refused_by_key(taken.accepted).items():
             waits |= mask

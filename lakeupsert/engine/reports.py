@@ -21,6 +21,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
         skipped: messages without a row, by their kind.
         waiting: columns that the table lacks, since no row has a value there.
         hollow_deletes, incomplete_creates: as in `landing.accept.CheckedRows`.
+        refused: places of refused rows, if the batch's text decides types (`AppendJob.inferred`).
     """
 
     path: str
@@ -34,6 +35,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
     waiting: tuple[str, ...] = ()
     hollow_deletes: int = 0
     incomplete_creates: int = 0
+    refused: tuple[int, ...] = ()
 
 
 class FileFailed(msgspec.Struct, frozen=True, tag=True):

@@ -13,6 +13,7 @@ missing_column, ambiguous_date (by the formats of `dates`) or bad_type, bad_oper
 
 import operator
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
 _LONGEST_REASON = 400
 _KEY_ALONE = ' A delete that brings its key alone needs `key_scope = "table"`.'
 _DAY = 86_400_000_000
+_FRACTION = re.compile(r":\d\d\.(\d+)")
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _UNREADABLE = (
     "is nothing that readers can show: dates are of the years 1 to 9999, times from 00:00:00 to below 24:00:00"
 )
@@ -135,14 +138,10 @@ def read_rows(
         with open_landed(store, file.path, file.listed) as source:
             hashed = None if sha256 is None else hashed_source(source, file, kind, sha256)
             contents = Reader.of(hashed or source, file, kind, reading).blocks(required_columns(rules.spec))
-            new: set[str] = set()
-            has_accepted = False
             for block in contents.blocks:
                 if len(block.places) or block.malformed or block.skipped:
                     rows = take(block, contents.missing, file.path, rules, surveyed=file.surveyed)
-                    new |= new_columns(block, rules.spec)
-                    has_accepted |= rows.accepted.num_rows > 0
-                    if new and has_accepted:  # else the column's values would be lost; refused rows add no column
+                    if new := new_columns(block, rules.spec, rows.accepted):  # else the column's values would be lost
                         raise UnplannedColumnError(
                             file.path, f"Column {min(new)!r} is not among the columns that were planned for the table."
                         )
@@ -209,16 +208,18 @@ class _Refusals:
         for row in self._mark_refused(mask):
             self._reasons[row] = code, reason
 
-    def add_values(self, code: Reason, mask: Mask, name: str, what: str, hint: str = "") -> None:
-        """Refuse these rows for the value that each has in one column. ``hint``: what to do if it is text."""
+    def add_values(self, code: Reason, mask: Mask, name: str, what: str, type_: pa.DataType | None = None) -> None:
+        """Refuse these rows for the value that each has in one column. ``type_``: the column's, if the value does not fit it."""
         if name not in set(self._block.names):  # no row has it
             self.add(code, mask, f"Column {name!r} {what}.")
         else:
             self._mark_refused(mask)
             rows = [row for row in np.flatnonzero(mask).tolist() if name not in self._faulty.get(row, ())]
+            is_text = bool(rows) and self._block.texts(name) is not None
             for row, value in zip(rows, self._block.originals(name, rows), strict=True):
                 first, before = self._reasons.get(row, (code, ""))
-                about = f" {hint}" if hint and isinstance(value, str) and hint not in before else ""
+                hint = _hint(name, type_, value, is_text=is_text) if type_ else ""
+                about = f" {hint}" if hint and hint not in before else ""
                 text = f"Column {name!r}: {_shorten(value)} {what}.{about}"
                 self._reasons[row] = first, f"{before} {text}".lstrip()
                 self._faulty.setdefault(row, set()).add(name)
@@ -315,12 +316,14 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     return CheckedRows(accepted, refusals.table(), names_in_file(block), block.skipped, *counts)
 
 
-def new_columns(block: Block, spec: TableSpec) -> set[str]:
-    """The columns of a block that the spec lacks, and that are not open: a row has a value there, or null may be one."""
+def new_columns(block: Block, spec: TableSpec, accepted: Rows) -> set[str]:
+    """The columns of a block that the spec lacks, and that are not open: an accepted row has a value there, or a null that may be
+    one."""
     known = {*spec.schema.names, *([spec.delete.operation] if spec.delete else [])}
     new = {name for name in block.names if spec.table_name_of(name) not in known}
-    null_is_a_value = spec.mode == "columns" and spec.nulls == "overwrite"
-    return {name for name in new if null_is_a_value or block.has_value(name)}
+    brought = block.has if spec.mode == "columns" and spec.nulls == "overwrite" else block.is_valid
+    rows = np.isin(block.places, accepted[PLACE].to_numpy()) if new else np.zeros(0, bool)
+    return {name for name in new if bool((brought(name) & rows).any())}
 
 
 def _accepted_schema(spec: TableSpec) -> pa.Schema:
@@ -393,7 +396,7 @@ def _convert_columns(
         else:
             if name not in sources:
                 refusals.add_values("bad_type", unreadable, name, _UNREADABLE)
-            refusals.add_values("bad_type", unfit, name, f"does not fit {type_}", _hint(type_))
+            refusals.add_values("bad_type", unfit, name, f"does not fit {type_}", type_)
             unfit_nested += [name] if pa.types.is_nested(type_) and unfit.any() else []
     columns |= derived_columns(rules.spec, columns)
     return _ConvertedColumns(columns, partition_unfit, unfit_nested, all_unavailable)
@@ -430,7 +433,7 @@ def _partitions(converted: _ConvertedColumns, is_delete: Mask, refusals: _Refusa
             unfit &= ~(alone & absent.get(source, False))
         else:
             refusals.add_values("bad_partition", unfit & alone & is_delete, source, f"{what}.{_KEY_ALONE.rstrip('.')}")
-        refusals.add_values("bad_partition", unfit, source, what, _hint(type_))
+        refusals.add_values("bad_partition", unfit, source, what, type_)
     names = joined_names(folders, len(is_delete))
     return pc.if_else(pa.array(alone), UNPLACED, names) if spec.takes_key_alone else names
 
@@ -508,9 +511,17 @@ def _is_after(column: pa.Array, limit: int) -> Mask:
     return after
 
 
-def _hint(type_: pa.DataType) -> str:
-    """What to do about text that a column of a type does not take."""
-    return "If it is a date, set its format: `dates` under [tables.….read]." if is_dated(type_) else ""
+def _hint(name: str, type_: pa.DataType, value: object, *, is_text: bool) -> str:
+    """What to do about a value that a column of a type does not take. ``is_text``: the file has the column as text."""
+    if not is_dated(type_) or not isinstance(value, str):
+        return ""
+    found = _FRACTION.search(value) if pa.types.is_timestamp(type_) else None
+    digits = len(found[1].rstrip("0")) if found else 0
+    if digits > _DIGITS[type_.unit if digits else "ns"]:
+        finer = pa.timestamp("us" if digits <= _DIGITS["us"] else "ns", type_.tz)
+        retype = shlex.join(["lakeupsert", "schema", "retype", name, str(finer)])
+        return f"To keep its fraction: `{retype} --yes`, then `lakeupsert append --replay-quarantine`."
+    return "If it is a date, set its format: `dates` under [tables.….read]." if is_text else ""
 
 
 def _shorten(value: object) -> str:

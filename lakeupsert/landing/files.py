@@ -83,7 +83,7 @@ class Survey:
         rows: number of rows in the footer of a Parquet file; None for other formats.
         dominant_types: the type of most values of each text column whose type was inferred.
         own: the file's own name of each column that `aliases` rename.
-        rowless: it has messages of an envelope, and none with a row.
+        rowless: it has a header, or messages of an envelope, and no row.
         flaw: as in `blocks.Columns`.
     """
 
@@ -159,7 +159,8 @@ def survey(
                 schema, footer = parquetfile.schema_of(source, file)
                 columns = _columns_in_table(Columns(schema), file.path, reading, known)
                 groups, rows = footer.num_row_groups, footer.num_rows
-                return Survey(file.path, columns.schema, typed=True, row_groups=groups, rows=rows, own=columns.own)
+                own = columns.own
+                return Survey(file.path, columns.schema, True, row_groups=groups, rows=rows, own=own, rowless=not rows)
             columns = Reader.of(source, file, kind, reading).columns(known, text_columns)
             return Survey(
                 file.path,

@@ -21,7 +21,7 @@ from lakeupsert.engine.by_name import HostChoice, choose_host, host_by_name
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.reports import FileFailed, FileRead, Refused, Report, Written, touched_by
 from lakeupsert.engine.settle import count_keys_in_several_partitions
-from lakeupsert.errors import RefusedError
+from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import Survey, format_of
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.positions import noted_positions
@@ -44,7 +44,14 @@ from lakeupsert.pipeline.full_extract import (
     refuse_other_than_one_batch,
     refuse_part_of_extract,
 )
-from lakeupsert.pipeline.next_spec import fruitless_files, plan_spec, under_old_names, unfit_files, without_operations
+from lakeupsert.pipeline.next_spec import (
+    fruitless_files,
+    is_planned_by,
+    plan_spec,
+    under_old_names,
+    unfit_files,
+    without_operations,
+)
 from lakeupsert.pipeline.open_columns import waiting_columns
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.quarantine_limit import refuse_above_limit, refuse_truncate
@@ -69,6 +76,7 @@ class _FileNotes:
         damaged: paths of unreadable files whose etag may be the same once they are whole.
         wider: files in which a row brought a column that the table lacks; the next attempt surveys them.
         planned: files without an accepted row: whether their columns and types are planned all the same.
+        refused: places of refused rows, by file: the next attempt takes no type from their values.
     """
 
     changed: list[str] = field(default_factory=list)
@@ -76,6 +84,7 @@ class _FileNotes:
     damaged: set[str] = field(default_factory=set)
     wider: set[str] = field(default_factory=set)
     planned: dict[str, bool] = field(default_factory=dict)
+    refused: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, failed: Sequence[FileFailed], inputs: Iterable[LandingInput]) -> None:
         """``failed`` may have several reports of one file, which tasks share."""
@@ -179,14 +188,14 @@ def _attempt(
     if plan is None:
         warn(
             f"table {table.name!r} is not created yet: its {count(len(ground.inputs), 'landing file')} have no row of it, only "
-            "messages without a row (heartbeats, for example) or rows of other tables (`only`). The next run reads them again."
+            "headers, messages without a row (heartbeats, for example) or rows of other tables (`only`). The next run reads them again."
         )
         return None
     progress(f"reading, splitting and writing the rows of {count(len(plan.job.inputs), 'landing file')}")
     reports = [*host.run(plan.job, progress), *quarantine_unreadable(plan.job, plan.unreadable)]
     written = {f.name for r in reports if isinstance(r, Written) for f in r.files}
     files = written | {r.file.name for r in reports if isinstance(r, Refused)}
-    if _note_failures(table, ground, plan, reports, notes):
+    if _note_failures(table, ground, plan, reports, notes) or _note_refused(table, host, ground, plan, reports, notes):
         table.discard(files)
         return LOST
     try:
@@ -256,10 +265,16 @@ def _plan(
             f"The first is {table.landing.uri(path)}: {reason}",
             next="correct or remove these files, then run `lakeupsert run` again",
         )
-    if ground.spec is None and not unreadable and all(s.rowless for s in surveys):
+    rowless = ground.spec is None and not unreadable and all(s.rowless for s in surveys)
+    if rowless and table.settings.read.envelope:
         return None
     planned = tuple(s for s in surveys if notes.planned.get(s.path, True))
-    spec, warnings = plan_spec(table, ground.spec, planned)
+    try:
+        spec, warnings = plan_spec(table, ground.spec, planned)
+    except ConfigurationError as e:
+        if rowless and (e.code == "open-column" or not any(s.schema for s in surveys)):
+            return None
+        raise
     if request.full and table.settings.full_extract == "replace":
         spec = spec.requiring(REPLACING_EXTRACTS)  # who does not know these would compare what they replace
     groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
@@ -268,6 +283,7 @@ def _plan(
         batch_job(table, ground, spec),
         inputs=tuple(replace(i, row_groups=groups.get(i.path), surveyed=i.path in surveyed) for i in readable),
         full=request.full is not None,
+        inferred=spec is not ground.spec and not all(s.typed for s in planned),
         compared=min(1.0, COMPARED_BYTES / max(1, sum(i.size for i in readable))),
     )
     return _Plan(job, planned, unreadable, frozenset(notes.damaged & unreadable.keys()), tuple(warnings))
@@ -284,7 +300,9 @@ def _survey(
     reading, wider = table.settings.reading, notes.wider
     # JSON lines would be decoded whole for the names of their columns, which are seldom new: their rows are read first.
     surveyed = [
-        i for i in inputs if ground.spec is None or i.path in wider or format_of(i.path, reading.format) != "jsonl"
+        replace(i, refused=notes.refused.get(i.path, ()))
+        for i in inputs
+        if ground.spec is None or i.path in wider or format_of(i.path, reading.format) != "jsonl"
     ]
     progress(f"surveying {count(len(surveyed), 'landing file')}")
     schema = ground.spec.schema if ground.spec else None
@@ -301,6 +319,27 @@ def _note_failures(table: OpenTable, ground: Ground, plan: _Plan, reports: Seque
     fruitless = fruitless_files(table, ground.spec, plan.job.spec, undecided, plan.surveys, reports)
     notes.planned |= dict.fromkeys(fruitless, False)
     return bool(fruitless)
+
+
+def _note_refused(
+    table: OpenTable, host: Host, ground: Ground, plan: _Plan, reports: Sequence[Report], notes: _FileNotes
+) -> bool:
+    """Add rows that were refused to ``notes``; whether the spec would be another one without the types that their values show."""
+    read = [r for r in reports if isinstance(r, FileRead)]
+    found = {r.path: r.refused for r in read if set(r.refused) - {*notes.refused.get(r.path, ())}}
+    if not found or not any(r.accepted for r in read):
+        return False
+    for path, places in found.items():
+        notes.refused[path] = tuple(sorted({*places, *notes.refused.get(path, ())}))
+    again = [replace(i, refused=notes.refused[i.path]) for i in plan.job.inputs if i.path in found and i.surveyed]
+    known = ground.spec.schema if ground.spec else None
+    found_now = host.survey(table.landing, again, table.settings.reading, known, table.declaration.text_columns)
+    surveys = {s.path: s for s in found_now}
+    try:
+        planned = [surveys.get(s.path, s) for s in plan.surveys]
+        return not is_planned_by(table, ground.spec, plan.job.spec, planned)
+    except (ConfigurationError, RefusedError):
+        return True  # the next attempt plans so, too
 
 
 def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Report], chosen: ChosenHost) -> LedgerEntry:

@@ -83,14 +83,17 @@ def fruitless_files(
     if not fruitless or (known is None and not accepted):
         return []
     try:
-        # Without dominant_types: their warnings read landing files, and are not wanted here.
-        without, _ = plan_spec(
-            table, known, [replace(s, dominant_types={}) for s in planned if s.path not in fruitless]
-        )
+        same = is_planned_by(table, known, spec, [s for s in planned if s.path not in fruitless])
     except (ConfigurationError, RefusedError):
         return []
-    same = without is spec or msgspec.structs.replace(without, table_id=spec.table_id, requires=spec.requires) == spec
     return [] if same else fruitless
+
+
+def is_planned_by(table: OpenTable, known: TableSpec | None, spec: TableSpec, surveys: Sequence[Survey]) -> bool:
+    """Whether `plan_spec` gives this spec for these files, too. Raises what it does."""
+    # Without dominant_types: their warnings read landing files, and are not wanted here.
+    other, _ = plan_spec(table, known, [replace(s, dominant_types={}) for s in surveys])
+    return other is spec or msgspec.structs.replace(other, table_id=spec.table_id, requires=spec.requires) == spec
 
 
 def unfit_files(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFailed]:

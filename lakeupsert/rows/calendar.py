@@ -4,6 +4,7 @@ Spark 2, Hive and the ORC library of Java count so, Arrow and all readers of tab
 keeps what people read: the day that the writer calls 1500-01-01 becomes the one that readers call so.
 """
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
@@ -24,6 +25,17 @@ UTC_1900 = -2_208_988_800
 standard one, and java.time and Arrow those of the zone's history."""
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAYS_TO_1970 = 2_440_588  # of the Julian day number
+_OFFSET = re.compile(r"(?=.)(?:UTC|GMT|UT)?(?:Z|0|([+-])(\d{1,2})(?::?(\d\d))?)?")
+_IDS = (
+    "EST=-05:00 HST=-10:00 MST=-07:00 ACT=Australia/Darwin AET=Australia/Sydney AGT=America/Argentina/Buenos_Aires "
+    "ART=Africa/Cairo AST=America/Anchorage BET=America/Sao_Paulo BST=Asia/Dhaka CAT=Africa/Harare "
+    "CNT=America/St_Johns CST=America/Chicago CTT=Asia/Shanghai EAT=Africa/Addis_Ababa ECT=Europe/Paris "
+    "IET=America/Indiana/Indianapolis IST=Asia/Kolkata JST=Asia/Tokyo MIT=Pacific/Apia NET=Asia/Yerevan "
+    "NST=Pacific/Auckland PLT=Asia/Karachi PNT=America/Phoenix PRT=America/Puerto_Rico PST=America/Los_Angeles "
+    "SST=Pacific/Guadalcanal VST=Asia/Ho_Chi_Minh"
+)
+_SHORT_IDS = dict(pair.split("=") for pair in _IDS.split())
+"""`ZoneId.SHORT_IDS` of Java 17."""
 
 
 def change_of(
@@ -38,8 +50,19 @@ def change_of(
 
 
 def instants_of(zone: str) -> Change:
-    """Timestamps of Java's `Timestamp` and `GregorianCalendar`, in a program whose time zone was ``zone``."""
-    return partial(_instants, zone)
+    """Timestamps of Java's `Timestamp` and `GregorianCalendar`, in a program whose time zone was ``zone``, as Java calls it.
+
+    The change raises pyarrow.ArrowInvalid for timestamps before 1900 if the zone is not known here.
+    """
+    return partial(_instants, _known_here(zone))
+
+
+def _known_here(zone: str) -> str:
+    """The name that the time zone database, or Arrow, has for an id of Java's `ZoneId`: GMT+8, Z, PST."""
+    offset = _OFFSET.fullmatch(zone)
+    if offset is None:
+        return _SHORT_IDS.get(zone, zone)
+    return f"{offset[1]}{int(offset[2]):02}:{offset[3] or '00'}" if offset[1] else "UTC"
 
 
 def dates(array: pa.Array) -> pa.Array:
@@ -100,7 +123,11 @@ def standard_offset(zone: str) -> int:
         place = ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError):  # +05:30, which has no history
         moment = pa.array([0], pa.int64()).view(pa.timestamp("s", "UTC")).cast(pa.timestamp("s", zone))
-        return int(pc.local_timestamp(moment).view(pa.int64())[0].as_py())
+        try:
+            return int(pc.local_timestamp(moment).view(pa.int64())[0].as_py())
+        except pa.ArrowInvalid as e:
+            why = "Timestamps before 1900 are what clocks showed in the time zone of its footer"
+            raise pa.ArrowInvalid(f"{why}, {zone!r}, which is not known here.") from e
     weeks = [datetime(2025, 1, 15, tzinfo=UTC) - timedelta(weeks=week) for week in range(800)]
     local = [moment.astimezone(place) for moment in weeks]
     below = [one for one in local if (one.dst() or _NOTHING) < _NOTHING]

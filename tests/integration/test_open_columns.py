@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from lakeupsert import Table
 from lakeupsert.cli import main
-from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.errors import ConfigurationError
 from lakeupsert.testing.proof import assert_proved
 
 KEYED = {"id": "a", "day": "2020-01-01", "version": 1}
@@ -134,15 +134,49 @@ def test_table_whose_order_or_partition_is_open_takes_nothing(tmp_path: Path, ki
     assert [row["version"] for row in lake.rows()] == [10]
 
 
-def test_header_without_rows_opens_a_table_only_if_types_are_given(tmp_path: Path) -> None:
-    lake = Lake(tmp_path / "open")
-    with pytest.raises(LakeupsertError) as raised:
-        lake.night("1.csv", "id,day,version,price\n")
-    assert raised.value.code == "open-column"
+@pytest.mark.parametrize(
+    ("name", "content"), [("1.csv", "id,day,version,price\n"), ("1.csv", ""), ("1.jsonl", ""), ("1.json", "[]")]
+)
+def test_first_file_without_a_row_waits(tmp_path: Path, name: str, content: str) -> None:
+    lake = Lake(tmp_path)
+    (tmp_path / "landing" / name).write_text(content)
+    answer = CliRunner().invoke(main, ["run", "--config", str(lake.config)])
+    assert answer.exit_code == 0, answer.output
+    assert "'t' is not created yet" in answer.output
+    lake.night("2.csv", "id,day,version,price\na,2020-01-01,9,1.5\na,2020-01-01,10,2.5\n")
+    assert [(row["version"], row["price"]) for row in lake.rows()] == [(10, 2.5)]
+    lake.prove()
+
+
+def test_header_opens_a_table_if_types_are_given(tmp_path: Path) -> None:
     given = Lake(tmp_path / "given", more='[tables.t.schema]\nversion = "bigint"\nday = "date"\n')
     given.night("1.csv", "id,day,version,price\n")
     given.night("2.csv", "id,day,version,price\na,2020-01-01,9,1.5\na,2020-01-01,10,2.5\n")
     assert [(row["version"], row["price"]) for row in given.rows()] == [(10, 2.5)]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_refused_row_decides_no_type(tmp_path: Path, kind: str, *, is_first: bool) -> None:
+    """Neither with the only value of a column, nor with one that would make others text; in a first batch and a later one."""
+    lake = Lake(tmp_path, quarantine_limit=100)
+    if not is_first:
+        lake.night(f"0.{kind}", in_format(kind, [{**KEYED, "id": "z"}]))
+    good, refused = {**KEYED, "only": None, "size": 3}, {**KEYED, "day": None, "only": "7", "size": "large"}
+    told = lake.night(f"1.{kind}", in_format(kind, [good, refused]))
+    assert [w for w in told if "'only'" in w]
+    assert lake.types() == {"id": "string", "day": "date32[day]", "version": "int64", "size": "int64"}
+    lake.night(f"2.{kind}", in_format(kind, [{**KEYED, "id": "b", "only": "ab", "size": 4}]))
+    assert lake.types()["only"] == "string"
+    assert [(row["only"], row["size"]) for row in lake.rows()][:2] == [(None, 3), ("ab", 4)]
+    lake.prove()
+
+
+def test_order_is_open_if_only_a_refused_row_has_one(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, quarantine_limit=100)
+    with pytest.raises(ConfigurationError) as raised:
+        lake.night("1.csv", in_format("csv", [{**KEYED, "version": None}, {**KEYED, "day": None}]))
+    assert raised.value.code == "open-column"
 
 
 def test_declared_type_is_there_from_the_beginning(tmp_path: Path) -> None:
@@ -186,10 +220,9 @@ def test_replay_of_a_row_with_an_open_column_adds_none(tmp_path: Path) -> None:
 
 
 def test_open_columns_on_spark(spark: Any, tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+    lake = Lake(tmp_path, quarantine_limit=100)
     for night, size in ((1, None), (2, None), (3, 9)):
-        told = lake.night(
-            f"{night}.jsonl", in_format("jsonl", [{**KEYED, "id": f"k{night}", "size": size}]), host="spark"
-        )
+        rows = [{**KEYED, "id": f"k{night}", "size": size}, {**KEYED, "day": None, "size": "refused"}]
+        told = lake.night(f"{night}.jsonl", in_format("jsonl", rows), host="spark")
         assert len([w for w in told if "'size'" in w]) == (size is None)
     assert [row["size"] for row in lake.rows()] == [None, None, 9]

@@ -64,6 +64,25 @@ def test_instants_are_those_of_spark(unit: str) -> None:
         assert (found == expected * per_second + per_second // 2).all(), zone
 
 
+def test_zones_are_those_of_java() -> None:
+    """What Spark 4.1.4 (Java 17) reads from its own file with this zone in the footer: 1850-01-01 in UTC, and before 1582."""
+    moments = pa.array([-3_786_825_600, -14_829_222_400], pa.timestamp("s", "UTC"))
+    for zone, minutes, seconds in (
+        ("Asia/Shanghai", 343, 777_943),
+        ("CTT", 343, 777_943),
+        ("PST", 422, 778_022),
+        *(
+            (zone, 0, 777_600)
+            for zone in ("EST", "Z", "UTC", "GMT", "GMT0", "+08:00", "-8:00", "+8", "+0800", "GMT+8", "UT-02:30")
+        ),
+    ):
+        found = instants_of(zone)(moments).view(pa.int64()).to_numpy()
+        assert (moments.view(pa.int64()).to_numpy() - found).tolist() == [minutes, seconds], zone
+    with pytest.raises(pa.ArrowInvalid, match="'Mars/X'"):
+        instants_of("Mars/X")(moments)
+    assert instants_of("Mars/X")(pa.array([0], pa.timestamp("s", "UTC"))).to_pylist()[0].year == 1970
+
+
 def test_leaves_are_changed_wherever_they_are() -> None:
     struct = pa.struct([("d", pa.date32()), ("n", pa.int8())])
     type_ = pa.struct(

@@ -378,6 +378,75 @@ def test_dates_of_orc_of_spark_stay_what_they_are(folder: Folder) -> None:
     assert [str(one) for one in rows["ts"].cast(pa.timestamp("us")).to_pylist()] == clocks
 
 
+def test_timestamp_ntz_of_orc_of_spark_is_a_timestamp(folder: Folder) -> None:
+    """Spark stores it as bigint. A table that took it for one keeps it so."""
+    file = folder.put("a.orc", (ORC / "spark-4.1.4-new-york.orc").read_bytes())
+    assert folder.types(file)["ntz"] == pa.timestamp("us")
+    assert str(folder.rows(file)["ntz"][1].as_py()) == "1850-06-01 12:00:00.123456"
+    column = pa.field("v", pa.int64(), metadata={"spark.sql.catalyst.type": "timestamp_ntz"})
+    out = io.BytesIO()
+    nested = pa.struct([column, ("l", pa.list_(column))])
+    values = [{"v": 1, "l": [2, None]}, None, {"v": None, "l": None}]
+    schema = pa.schema([("id", pa.int64()), ("n", nested), column])
+    table = pa.Table.from_arrays([pa.array([1, 2, 3]), pa.array(values, nested), pa.array([4, None, 5])], schema=schema)
+    orc.write_table(table, out)
+    file = folder.put("b.orc", out.getvalue())
+    clock = pa.timestamp("us")
+    assert folder.types(file)["v"] == clock
+    assert folder.rows(file)["n"].type == pa.struct([("v", clock), ("l", pa.list_(clock))])
+    assert folder.read(file, {"v": pa.int64(), "n": folder.types(file)["n"]}) == ([4, None, 5], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", b"id,v\n0,t\n1,f\n2,TRUE\n3,\n4,T\n5,yes\n"),
+        (
+            "a.jsonl",
+            b"".join(
+                b'{"id": %d, "v": %s}\n' % one for one in enumerate([b'"t"', b'"f"', b"true", b"null", b'"T"', b"7"])
+            ),
+        ),
+        ("a.parquet", table_of(["t", "f", "true", None, "T", "yes"])),
+    ],
+)
+def test_t_and_f_of_postgresql_are_booleans(folder: Folder, name: str, content: Any) -> None:
+    values, refused = folder.read(folder.put(name, content), {"v": pa.bool_()})
+    assert values == [True, False, True, None]
+    assert len(refused) == 2
+
+
+def test_timestamps_that_are_finer_than_their_column_name_the_type_that_holds_them(folder: Folder) -> None:
+    """In place of formats of dates, which a column that is a timestamp in the file does not need."""
+    nanos, millis, far = (
+        pa.array([1], pa.timestamp("ns")),
+        pa.array([1001], pa.timestamp("ms")),
+        b"id,v\n0,03/04/2024\n",
+    )
+    int96 = {"use_deprecated_int96_timestamps": True, "store_schema": False}
+    for name, content, options, type_, expected in (
+        ("a.parquet", table_of(nanos), int96, pa.timestamp("us"), "schema retype v 'timestamp[ns]'"),
+        ("b.parquet", table_of(nanos), {}, pa.timestamp("us", "UTC"), "schema retype v 'timestamp[ns, tz=UTC]'"),
+        ("c.parquet", table_of(millis), {}, pa.timestamp("s"), "schema retype v 'timestamp[us]'"),
+        (
+            "d.csv",
+            b"id,v\n0,2024-01-01 00:00:00.123456789\n",
+            {},
+            pa.timestamp("us"),
+            "schema retype v 'timestamp[ns]'",
+        ),
+        ("e.csv", far, {}, pa.timestamp("us"), "`dates` under [tables.t.read]"),
+    ):
+        schema = pa.schema([("id", pa.int64()), ("v", type_)])
+        spec = create(schema, table_id="t", key=["id"], order_by=["id"], partition_by=[], delete=None, stamped=False)
+        rows = next(
+            read_rows(folder.store, folder.put(name, content, **options), Reading(), RowRules(spec, 0, table="t"))
+        )
+        reason = rows.quarantined["reason"][0].as_py()
+        assert expected in reason
+        assert ("`dates`" in reason) == (name == "e.csv")
+
+
 def test_timestamps_of_orc_of_pyarrow_around_1970_stay(folder: Folder) -> None:
     moments = pa.array([-1_500_000, -1_000_000, -500_000, -1, 0, 1, 500_000, 1_500_000], pa.timestamp("us"))
     out = io.BytesIO()

@@ -444,7 +444,7 @@ def test_column_that_nobody_planned_for_does_not_vanish(landing: Landing) -> Non
     line = '{"id":ID,"day":"2026-01-02","at":"2026-03-01"}\n'
     for name, content in {
         "a.csv": csv_of("ID,2026-01-02,2026-03-01,2", header="id,day,at,extra"),
-        "a.jsonl": line + line.replace('"id":ID', '"extra":1') + "\n",
+        "a.jsonl": line + line.replace("}", ',"extra":1}'),
         "a.parquet": table_of(good()).append_column("extra", pa.array([2])),
     }.items():
         accepted, refused = (

@@ -17,7 +17,7 @@ from lakeupsert.landing.formats.dominant import DominantType
 from lakeupsert.landing.formats.inference import FROM_TEXT, convert_text, infer_type, is_number, with_points
 from lakeupsert.landing.formats.lines import TextLines
 from lakeupsert.rows.arrays import Indices, Mask, Rows
-from lakeupsert.rows.convert import Converted, convert, to_json_values
+from lakeupsert.rows.convert import Converted, as_mask, convert, to_json_values
 from lakeupsert.rows.datafiles import to_bytes
 from lakeupsert.storage import DamagedObjectError, NotFoundError, ObjectInfo
 from lakeupsert.table.types import normalize
@@ -82,6 +82,7 @@ class LandingInput:
         place: index in the batch, whose files are in the order of `landing_dates.arrival_order`.
         row_groups: the half-open range of a Parquet file to read, so that several tasks share a big file; None for all.
         surveyed: False if its columns and fields are known only once it is read.
+        refused: places of rows that a survey of text leaves out: what goes to quarantine decides no type.
     """
 
     path: str
@@ -90,6 +91,7 @@ class LandingInput:
     place: int
     row_groups: tuple[int, int] | None = None
     surveyed: bool = True
+    refused: tuple[int, ...] = ()
 
     @property
     def listed(self) -> ObjectInfo:
@@ -164,8 +166,9 @@ class Block(Protocol):
     def ambiguous(self, name: str, type_: pa.DataType) -> Mapping[int, str]:
         """The rows whose value has several meanings, with these: no one can tell which is right, so `convert` finds it unfit."""
 
-    def type_of(self, name: str, *, typed: bool) -> pa.DataType:
-        """The type of one of its columns as a survey reports it: the file's own type if files of this format are ``typed``."""
+    def type_of(self, name: str, rows: Mask, *, typed: bool) -> pa.DataType:
+        """The type of one of its columns as a survey of some rows reports it: the file's own type if files of this format are
+        ``typed``."""
 
     def brings(self, name: str) -> Mask:
         """Which rows have a value in this column; all rows if the file's header or schema names it."""
@@ -173,8 +176,8 @@ class Block(Protocol):
     def has(self, name: str) -> Mask:
         """Which rows have this column, even if it is null."""
 
-    def has_value(self, name: str) -> bool:
-        """Whether a row has a value other than null in one of the block's columns."""
+    def is_valid(self, name: str) -> Mask:
+        """Which rows have a value other than null in one of the block's columns."""
 
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         """The values as they were in the file, for a reason that a person reads."""
@@ -243,18 +246,25 @@ class ArrowBlock:
     def ambiguous(self, name: str, type_: pa.DataType) -> Mapping[int, str]:
         return {}
 
-    def type_of(self, name: str, *, typed: bool) -> pa.DataType:
+    def type_of(self, name: str, rows: Mask, *, typed: bool) -> pa.DataType:
+        column = self.columns[name].filter(pa.array(rows))
         if typed:
-            return normalize(self.columns[name].type)
-        return infer_type(with_points(self.columns[name]) if self.decimal_comma else self.columns[name], FROM_TEXT)
+            return normalize(column.type)
+        return infer_type(with_points(column) if self.decimal_comma else column, FROM_TEXT)
 
     def brings(self, name: str) -> Mask:
         return np.full(len(self.places), name in self.columns)
 
     has = brings
 
-    def has_value(self, name: str) -> bool:
-        return bool(self.columns[name].null_count < len(self.columns[name]))
+    def is_valid(self, name: str) -> Mask:
+        return as_mask(self.columns[name].is_valid())
+
+    def without(self, places: Collection[int]) -> "ArrowBlock":
+        """The block without the rows at some places."""
+        kept = ~np.isin(self.places, list(places))
+        columns = {name: column.filter(pa.array(kept)) for name, column in self.columns.items()}
+        return replace(self, columns=columns, places=self.places[kept])
 
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return to_json_values(self.columns[name].take(pa.array(rows, pa.int64())))
@@ -330,8 +340,8 @@ class RenamedBlock:
     def ambiguous(self, name: str, type_: pa.DataType) -> Mapping[int, str]:
         return self.block.ambiguous(self.own[name], type_) if name in self.own else {}
 
-    def type_of(self, name: str, *, typed: bool) -> pa.DataType:
-        return self.block.type_of(self.own[name], typed=typed)
+    def type_of(self, name: str, rows: Mask, *, typed: bool) -> pa.DataType:
+        return self.block.type_of(self.own[name], rows, typed=typed)
 
     def brings(self, name: str) -> Mask:
         return self.block.brings(self.own[name]) if name in self.own else np.zeros(len(self.places), bool)
@@ -339,8 +349,8 @@ class RenamedBlock:
     def has(self, name: str) -> Mask:
         return self.block.has(self.own[name]) if name in self.own else np.zeros(len(self.places), bool)
 
-    def has_value(self, name: str) -> bool:
-        return self.block.has_value(self.own[name])
+    def is_valid(self, name: str) -> Mask:
+        return self.block.is_valid(self.own[name])
 
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return self.block.originals(self.own[name], rows)
@@ -372,7 +382,7 @@ class Columns:
     Attributes:
         dominant_types: the type of most values of each column whose type was inferred.
         own: the file's own name of each column that `aliases` rename.
-        rowless: the file has messages of an envelope, and no message of it has a row.
+        rowless: the file has a header, or messages of an envelope, and no row.
         flaw: of a text file without a row, its first truncate, or else its first record that can't be read; not its bytes.
     """
 

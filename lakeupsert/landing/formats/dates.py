@@ -139,10 +139,10 @@ class DatedBlock(RenamedBlock):
         texts = self._texts(name) if is_dated(type_) and len(self.formats.get(name.lower(), ())) > 1 else None
         return {} if texts is None else self._read(name, texts[0], type_).ambiguous
 
-    def type_of(self, name: str, *, typed: bool) -> pa.DataType:
+    def type_of(self, name: str, rows: Mask, *, typed: bool) -> pa.DataType:
         if self._texts(name) is not None:
             return type_by_formats(self.formats[name.lower()])
-        return self.block.type_of(name, typed=typed)
+        return self.block.type_of(name, rows, typed=typed)
 
     def _texts(self, name: str) -> Converted | None:
         """The text of a column that has formats."""

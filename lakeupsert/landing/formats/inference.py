@@ -52,9 +52,12 @@ def with_points(text: Column) -> Column:
 
 
 def convert_text(text: pa.Array, type_: pa.DataType) -> Converted:
-    """`convert` for text of a landing file: dates and times may end in Z, as Debezium writes them (isostring)."""
+    """`convert` for text of a landing file: dates and times may end in Z, as Debezium writes them (isostring), and booleans may
+    be t and f, as PostgreSQL writes them."""
     if (pa.types.is_date(type_) or pa.types.is_time(type_)) and as_mask(pc.ends_with(text, "Z")).any():
         text = pc.replace_substring_regex(text, r"([0-9])Z$", r"\1")
+    if pa.types.is_boolean(type_):
+        text = pc.replace_substring_regex(pc.replace_substring_regex(text, "^t$", "true"), "^f$", "false")
     return convert(text, type_)
 
 

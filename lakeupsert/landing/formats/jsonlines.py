@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from typing import Any
 
 import msgspec
@@ -109,8 +109,8 @@ class JsonBlock:
     def ambiguous(self, name: str, type_: pa.DataType) -> Mapping[int, str]:
         return {}
 
-    def type_of(self, name: str, *, typed: bool) -> pa.DataType:
-        return _infer(self.values(name))
+    def type_of(self, name: str, rows: Mask, *, typed: bool) -> pa.DataType:
+        return _infer(list(compress(self.values(name), rows)))
 
     def brings(self, name: str) -> Mask:
         return ~nulls(self.values(name))
@@ -118,8 +118,14 @@ class JsonBlock:
     def has(self, name: str) -> Mask:
         return np.fromiter((name in row for row in self.rows), bool, len(self.rows))
 
-    def has_value(self, name: str) -> bool:
-        return any(row.get(name) is not None for row in self.rows)
+    is_valid = brings
+
+    def without(self, places: Collection[int]) -> "JsonBlock":
+        """The block without the rows at some places."""
+        kept = ~np.isin(self.places, list(places))
+        return JsonBlock(
+            list(compress(self.rows, kept)), None, self.places[kept], self.malformed, self.text, self.skipped
+        )
 
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return [self.rows[i].get(name) for i in rows]
@@ -142,10 +148,10 @@ def schema_of(
     """The columns of all objects, in the order in which they first appear. Types that are not given are inferred."""
     types: dict[str, pa.DataType] = {}
     dominant_types: dict[str, DominantType | None] = {}
-    skipped, flaw = False, None
+    flaw = None
     given = given_types(known, text_columns)
     for block in _blocks(source, file, reading):
-        skipped |= bool(block.skipped)
+        block = block.without(file.refused) if file.refused else block
         flaw = flaw_of([*([flaw] if flaw else []), *block.malformed])
         for name in block.names:
             fixed = given(name)
@@ -161,9 +167,7 @@ def schema_of(
                 more = _dominant(values, type_, block.places, file.path)
                 dominant_types[name] = dominant.combine(dominant_types.get(name), more)
     found = {name: one for name, one in dominant_types.items() if one}
-    return Columns(
-        pa.schema(list(types.items())), found, rowless=skipped and not types and not flaw, flaw=None if types else flaw
-    )
+    return Columns(pa.schema(list(types.items())), found, rowless=not types and not flaw, flaw=None if types else flaw)
 
 
 def open_blocks(

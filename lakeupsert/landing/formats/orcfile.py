@@ -21,11 +21,14 @@ from lakeupsert.landing.formats.blocks import (
 from lakeupsert.landing.formats.orcfooter import OrcFooter, read_footer
 from lakeupsert.landing.formats.orczones import corrections
 from lakeupsert.rows.calendar import change_of, dates
-from lakeupsert.rows.convert import decode
-from lakeupsert.rows.leaves import leaf_types, map_leaves
+from lakeupsert.rows.convert import Converted, convert, decode
+from lakeupsert.rows.leaves import Change, map_leaves
 from lakeupsert.table.types import normalize
 
 _DAMAGED = (ValueError, IndexError)
+_SPARK_TYPE = b"spark.sql.catalyst.type"
+_CLOCK = pa.timestamp("us")
+"""What Spark's timestamp_ntz is: ORC files have it as bigint, with the name of the type as an attribute of the column."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +36,38 @@ class _File:
     stripes: orc.ORCFile
     footer: OrcFooter
 
-    def column(self, stripe: int, values: pa.Array) -> pa.Array:
+    def column(self, stripe: int, name: str, values: pa.Array) -> pa.Array:
         """A column of a stripe, as its writer meant it."""
-        values = decode(values)
         zone = self.footer.zones[stripe]
         clocks = corrections(zone, by_java=self.footer.by_java) if zone else None
-        days = dates if self.footer.old_calendar else None
-        changes = [change_of(type_, days, None, clocks) for type_ in leaf_types(values.type)]
-        return map_leaves(values, iter(changes)) if any(changes) else values
+        changes = _changes(self.stripes.schema.field(name), dates if self.footer.old_calendar else None, clocks)
+        return map_leaves(decode(values), iter(changes)) if any(changes) else decode(values)
+
+
+@dataclass(frozen=True)
+class _OrcBlock(ArrowBlock):
+    def convert(self, name: str, type_: pa.DataType) -> Converted:
+        column = self.columns.get(name)
+        if column is not None and column.type.equals(_CLOCK) and pa.types.is_integer(type_):
+            column = column.view(pa.int64())  # a table from before `_CLOCK` was known keeps its microseconds
+            return convert(column, type_)
+        return super().convert(name, type_)
+
+
+def _changes(field: pa.Field, days: Change | None = None, clocks: Change | None = None) -> list[Change | None]:
+    """What to do to each innermost value of a column."""
+    if pa.types.is_nested(field.type):
+        children = [field.type.field(i) for i in range(field.type.num_fields)]
+        return [change for child in children for change in _changes(child, days, clocks)]
+    if (field.metadata or {}).get(_SPARK_TYPE) == b"timestamp_ntz":
+        return [lambda array: array.view(_CLOCK)]
+    return [change_of(field.type, days, None, clocks)]
 
 
 def schema_of(source: pa.NativeFile, file: LandingInput) -> pa.Schema:
     """The columns in the types that a table stores them in."""
-    return pa.schema([(f.name, normalize(f.type)) for f in _open(source, file).stripes.schema])
+    fields = _open(source, file).stripes.schema
+    return pa.schema([(f.name, map_leaves(pa.nulls(0, normalize(f.type)), iter(_changes(f))).type) for f in fields])
 
 
 def open_blocks(
@@ -76,6 +98,6 @@ def _blocks(opened: _File, file: LandingInput, only: Collection[str] | None) -> 
         for begin in range(0, stripe.num_rows, rows):
             part = stripe.slice(begin, rows)
             with unreadable_if_damaged(file, "ORC"):
-                columns = {n: opened.column(number, c) for n, c in zip(part.schema.names, part.columns, strict=True)}
-            yield ArrowBlock(columns, np.arange(place, place + part.num_rows))
+                columns = {n: opened.column(number, n, c) for n, c in zip(part.schema.names, part.columns, strict=True)}
+            yield _OrcBlock(columns, np.arange(place, place + part.num_rows))
             place += part.num_rows

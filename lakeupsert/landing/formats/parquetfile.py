@@ -33,6 +33,8 @@ from lakeupsert.table.types import normalize
 
 _LARGE_ROW_GROUP = 1 << 28
 _STREAM_BYTES = 1 << 18
+_SCHEMA_ELEMENT = re.compile(rb"\x15\x0e\x15\x20\x15[\x00\x02\x04]\x18([\x01-\x7f])")
+"""In Thrift's compact protocol: type 7 (bytes of one length), length 16, a repetition, then the length of the name."""
 _VARIANT = re.compile(r"^\s*\w+ group field_id=\S+ (.+) \(Variant", re.MULTILINE)
 _MICROS_IN_NANOS = (2**63 - 1) // 1000
 """Most microseconds from 1970 that are nanoseconds, too."""
@@ -181,10 +183,21 @@ def _read_footer(source: pa.NativeFile, file: LandingInput) -> pq.FileMetaData:
         except pa.ArrowNotImplementedError as e:
             if "64 bits" not in str(e):
                 raise
-            why = "A column has integers of 128 bits, which Arrow can't read. Write it as decimal(38,0), text, or with 64 bits."
+            names = ", ".join(map(repr, _of_16_bytes(source))) or "A column"
+            why = f"{names}: integers of 128 bits, which Arrow can't read. Write them as decimal(38,0), text, or with 64 bits."
             raise UnreadableFileError(file.path, why) from e
         source.seek(0)
         return footer
+
+
+def _of_16_bytes(source: pa.NativeFile) -> list[str]:
+    """The columns of 16 bytes without a logical type, by the bytes of a footer that Arrow refuses as a whole."""
+    source.seek(source.size() - 8)
+    size = int.from_bytes(source.read(4), "little")
+    source.seek(source.size() - 8 - size)
+    footer = source.read(size)
+    found = [(m.end(), m.end() + m[1][0]) for m in _SCHEMA_ELEMENT.finditer(footer)]
+    return [footer[begin:end].decode("utf-8", "replace") for begin, end in found if footer[end : end + 1] == b"\0"]
 
 
 def _open_parquet(source: pa.NativeFile, file: LandingInput, footer: pq.FileMetaData, unit: str) -> pq.ParquetFile:

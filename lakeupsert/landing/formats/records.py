@@ -6,7 +6,7 @@ the same records, which is checked for each block.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from typing import Protocol
 
 import numpy as np
@@ -129,6 +129,7 @@ def schema_of(
     wanted = select_names(names, [*unknown, *names_in_files(reading)])
     blocks = own_rows(_blocks(chain(first, pieces), names, wanted, file, dialect), reading)
     for block in blocks if unknown else ():
+        block = block.without(file.refused) if file.refused else block
         rows += len(block.places)
         flaw = flaw or flaw_of(block.malformed)
         for name in unknown:
@@ -140,7 +141,8 @@ def schema_of(
             more = dominant.from_text(text, type_, FROM_TEXT, block.places, file.path, written)
             dominant_types[name] = dominant.combine(dominant_types.get(name), more)
     found = {name: one for name, one in dominant_types.items() if one}
-    return Columns(pa.schema(list(types.items())), found, flaw=None if rows else flaw)
+    rowless = not rows and not flaw and bool(unknown or not names)
+    return Columns(pa.schema(list(types.items())), found, rowless=rowless, flaw=None if rows else flaw)
 
 
 def open_blocks(
@@ -168,7 +170,9 @@ def record_ends(breaks: Indices, data: bytes, *, final: bool) -> Indices:
 
 def named(names: Sequence[str]) -> list[str]:
     """Column names, with those of Spark (`_c0`, `_c1`, ...) for columns that have none, as the row numbers of R and pandas."""
-    return [name if name.strip() else f"_c{i}" for i, name in enumerate(names)]
+    taken = {name.lower() for name in names}
+    free = (f"_c{i}" for i in count(len(names)) if f"_c{i}" not in taken)
+    return [name if name.strip() else f"_c{i}" if f"_c{i}" not in taken else next(free) for i, name in enumerate(names)]
 
 
 def _columns(pieces: Iterator[_Records], file: LandingInput, dialect: Dialect) -> tuple[list[str], list[_Records]]:
