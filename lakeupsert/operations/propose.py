@@ -16,11 +16,13 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow.types import is_date, is_string
 
 from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.landing.files import TYPED, format_of
+from lakeupsert.landing.formats.inference import convert_text
 from lakeupsert.landing.sample import Column, Sample
 from lakeupsert.landing.table_logs import TableLog, find_log, log_above
 from lakeupsert.operations.propose_reading import SampleReading, choose_reading
@@ -29,7 +31,6 @@ from lakeupsert.operations.propose_words import Choice, is_named
 from lakeupsert.phrases import no_folder
 from lakeupsert.pipeline.discover import holds_a_table, is_landing_file
 from lakeupsert.pipeline.next_spec import describe_unfit
-from lakeupsert.rows.convert import convert
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectReader, can_commit, open_landing, open_store
 from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import HOME
@@ -131,7 +132,7 @@ def _columns(rows: Sample, schema: Mapping[str, str]) -> Iterator[Column]:
     types = {name: named_type(text, name) for name, text in schema.items() if name in rows.values}
     for name, type_ in types.items():
         if is_string(rows.values[name].type):
-            rows.values[name], _ = convert(rows.values[name], type_)
+            rows.values[name], _ = convert_text(rows.values[name], type_)
     for one in rows.columns():
         yield replace(one, type=str(types.get(one.name, one.type)))
 
@@ -144,9 +145,14 @@ def _text_keys(rows: Sample, key: Sequence[str], operation: str | None) -> dict[
 
 
 def _add_types(store: ObjectReader, read: SampleReading, choices: SettingChoices) -> list[str]:
-    """Give a type to each column that only a few values make text. Returns warnings about these values."""
+    """Give a type to each column that only a few values make text, and to one of PostgreSQL's t and f. Returns warnings about
+    values that do not fit."""
     key = choices.key.value or []
     warnings = []
+    for name, values in read.rows.values.items():
+        is_free = name not in (*key, choices.operation, *choices.schema)
+        if is_free and is_string(values.type) and set(pc.unique(values.drop_null()).to_pylist()) == {"t", "f"}:
+            choices.schema[name] = "boolean"
     for name, dominant in read.rows.dominant_types.items():
         if not is_string(read.rows.values[name].type) or dominant is None or not dominant.is_clear:
             continue

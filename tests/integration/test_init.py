@@ -234,6 +234,21 @@ def test_column_of_dates_with_some_bad_values_is_kept_as_dates() -> None:
     assert table_rows() == newest([rows], ("order_id",))
 
 
+def test_t_and_f_of_postgresql_are_booleans() -> None:
+    """If both are there and nothing else is: `t` in every row may be a code."""
+    flags = [{"paid": "tf"[i % 2], "kind": "t", "size": "tfx"[i % 3]} for i in range(200)]
+    rows = [order(i, 1, NIGHTS[0], datetime(2020, 2, 1), i, **flag) for i, flag in enumerate(flags)]
+    write("landing/a.csv", rows)
+    assert answer("landing")["result"]["proposed"]["schema"] == {"paid": "boolean"}
+    found = table_rows()
+    assert len(found) == len(rows)
+    assert {name: str(Table.open("lakeupsert.toml").schema.field(name).type) for name in flags[0]} == {
+        "paid": "bool",
+        "kind": "string",
+        "size": "string",
+    }
+
+
 def test_numbered_versions_order_rows_where_there_is_no_time() -> None:
     rows = [
         {"account": f"a{i}", "day": NIGHTS[0], "version": v, "balance": i * v} for i in range(100) for v in (1, 2, 3)
