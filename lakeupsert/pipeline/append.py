@@ -188,7 +188,8 @@ def _attempt(
     if plan is None:
         warn(
             f"table {table.name!r} is not created yet: its {count(len(ground.inputs), 'landing file')} have no row of it, only "
-            "headers, messages without a row (heartbeats, for example) or rows of other tables (`only`). The next run reads them again."
+            "headers, messages without a row (heartbeats, for example) or rows of other tables (`only`). The next run reads them "
+            "again."
         )
         return None
     progress(f"reading, splitting and writing the rows of {count(len(plan.job.inputs), 'landing file')}")
