@@ -130,7 +130,7 @@ def misplaced_snapshots(
     counted = [before[number] for number in sorted(active_batches(enumerate(before)))]
     extracts = [n for n, one in enumerate(counted) if one.full and one.full.replaces and one.full.scope == "table"]
     known = {position for one in counted[extracts[-1] if extracts else 0 :] for position in one.positions}
-    if batch.full or not began_again({*known, *batch.positions}) - began_again(known):
+    if batch.full or not began_again({*known, *batch.positions}, known) - began_again(known, known):
         return []
     again = f"lakeupsert run --full table --again --table {table.name}"
     return [
