@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -68,19 +68,24 @@ def pytest_pycollect_makeitem() -> Iterator[Any]:
 
 
 def _spread(cases: list[Any], count: int) -> list[Any]:
-    """One after the other the case with most values, then most pairs of values, that no case before it has."""
-    values = {case: frozenset(case.callspec.indices.items()) for case in cases}
+    """One after the other the case with most values, then most pairs of values, that no case before it has, then with the
+    values that cases before it have least."""
+    values = {case: frozenset((name, id(value)) for name, value in case.callspec.params.items()) for case in cases}
     chosen: list[Any] = []
-    seen: set[Any] = set()
+    seen: Counter[Any] = Counter()
     while len(chosen) < min(count, len(cases)):
         news = {
-            case: (len(of_case - seen), len({frozenset(pair) for pair in combinations(of_case, 2)} - seen))
+            case: (
+                len(of_case - seen.keys()),
+                len({frozenset(pair) for pair in combinations(of_case, 2)} - seen.keys()),
+                -sum(seen[value] for value in of_case),
+            )
             for case, of_case in values.items()
             if case not in chosen
         }
         best = max(news, key=news.__getitem__)
         chosen.append(best)
-        seen |= values[best] | {frozenset(pair) for pair in combinations(values[best], 2)}
+        seen.update([*values[best], *(frozenset(pair) for pair in combinations(values[best], 2))])
     return chosen
 
 

@@ -42,6 +42,7 @@ def newest_rows(folder: Path, workload: Workload, nights: int) -> str:
         ) WHERE {workload.visible}"""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_expected_figures_are_those_of_a_window_over_all_that_came(name: str, tmp_path: Path) -> None:
     if name == "tpch" and not TPCHGEN.exists():

@@ -104,7 +104,13 @@ def merge(lake: Lake, wanted: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch_ids"), [(Lake, "none"), (Lake, "own"), (StampedLake, "none"), (StampedLake, "same")]
+    ("kind", "batch_ids"),
+    [
+        pytest.param(Lake, "none", marks=pytest.mark.long),
+        (Lake, "own"),
+        (StampedLake, "none"),
+        pytest.param(StampedLake, "same", marks=pytest.mark.long),
+    ],
 )
 def test_appends_at_once_count_each_landing_file_once(
     folder: Path, processes: Callable[[Lake, int], list[LakeProcess]], kind: type[Lake], batch_ids: str
@@ -258,6 +264,7 @@ def stages(module_folder: Path) -> dict[str, Lake]:
     return {"first append": new, "append": second, "dedupe": appended, "publish": merged}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("stage", ["first append", "append", "dedupe", "publish"])
 @pytest.mark.parametrize("other", ["the same", "run"])
 def test_step_beside_another_at_every_call_of_it_is_exact(
@@ -442,6 +449,7 @@ def test_partition_that_jumped_beyond_a_batch_is_shown_with_the_later_one(lake: 
     lake.finish_and_check()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(10))
 def test_publish_shows_the_greatest_batch_that_is_whole(lake: Lake, seed: int) -> None:
     """Batches touch some partitions, workers merge some of those up to some batch, in any order."""

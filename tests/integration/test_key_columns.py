@@ -478,9 +478,9 @@ def test_buckets_that_keys_do_not_leave_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_files_split: None
 ) -> None:
     """A damaged file there does not matter to them. If a key of its bucket leaves too, all keys of the partition stay."""
-    monkeypatch.setattr(batch, "RANGE_BYTES", 1000)
-    nights = Nights(tmp_path, bucket="2KiB")
-    keys = [sha256(bytes([i])).hexdigest() for i in range(100)]
+    monkeypatch.setattr(batch, "RANGE_BYTES", 400)
+    nights = Nights(tmp_path, bucket="1KiB")
+    keys = [sha256(bytes([i])).hexdigest() for i in range(40)]
     nights.night(*(full(key, 1, 1, u=1) for key in keys))
     nights.night(*(update(key, 2, v=2) for key in keys))
     buckets = nights.table.objects.partition("day=2020-01-01").head().body.buckets

@@ -94,6 +94,7 @@ def expected(example: Example, block: str) -> tuple[list[str], list[list[str]]]:
     return header, sorted(rows)
 
 
+@pytest.mark.few(len(list(examples())))
 @pytest.mark.parametrize(
     ("chosen", "engine"),
     [("rewrite", "arrow"), ("delta", "arrow"), pytest.param("delta", "spark", marks=pytest.mark.long)],
