@@ -18,7 +18,9 @@ import pymysql
 
 BUILD = Path(__file__).resolve().parents[2] / "build" / "capture"
 POSTGRESQL = Path("/usr/lib/postgresql/15/bin")
+NAMES = "id, u, area, v, wide"
 COLUMNS = "id int not null, u int, area varchar(8) not null, v varchar(200), wide text"
+"""What transactions set. The other columns of a table have values of their own, by their defaults."""
 
 
 def free_port() -> int:
@@ -50,6 +52,9 @@ class Connector:
             "key.converter.schemas.enable": "false",
             "value.converter.schemas.enable": "false",
             "incremental.snapshot.chunk.size": 7,
+            "decimal.handling.mode": "string",
+            "provide.transaction.metadata": "true",
+            "heartbeat.interval.ms": 500,
             **properties,
         }
 
@@ -92,6 +97,11 @@ class Postgresql:
     """Tables `wide` (replica identity full) and `narrow` (the primary key, its default)."""
 
     tables = ("wide", "narrow")
+    typed = """, amount numeric(10,2) default case when random() < .1 then 'NaN' else round((random() * 1000)::numeric, 2) end,
+        day date default case when random() < .1 then 'infinity' else date '2024-01-01' - (random() * 700000)::int end,
+        at timestamptz default clock_timestamp(), small numeric(40,20) default -random(), yes boolean default random() < .5"""
+    rows = f"""select {NAMES}, upper(amount::text), case when isfinite(day) then day - date '1970-01-01' end,
+        to_char(at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), small::text, yes from """
 
     def __init__(self, root: Path) -> None:
         self.root, self.port = root, free_port()
@@ -111,7 +121,7 @@ class Postgresql:
         with self.connect() as db:
             for table in self.tables:
                 # The index of `u` is the first that an insert looks at, so it can wait there before it looks for its key.
-                db.execute(f"create table {table} ({COLUMNS}, unique (u))")
+                db.execute(f"create table {table} ({COLUMNS}{self.typed}, unique (u))")
                 db.execute(f"alter table {table} add primary key (id), alter wide set storage external")
             db.execute("alter table wide replica identity full")
             db.execute("create table marker (n int primary key)")
@@ -170,6 +180,11 @@ class Postgresql:
 
 class Mariadb:
     tables = ("wide",)
+    typed = """, amount decimal(10,2) default (round(rand() * 1000, 2)),
+        day date default (if(rand() < .1, '0000-00-00', date_sub('2024-01-01', interval rand() * 9999 day))),
+        at timestamp(6) default now(6), small decimal(40,20) default (-rand()), yes boolean default (rand() < .5)"""
+    rows = f"""select {NAMES}, cast(amount as char), if(day = 0, null, datediff(day, '1970-01-01')),
+        date_format(at, '%Y-%m-%dT%H:%i:%s.%fZ'), cast(small as char), yes from """
 
     def __init__(self, root: Path) -> None:
         self.root, self.port = root, free_port()
@@ -207,7 +222,7 @@ class Mariadb:
 
     def create(self) -> None:
         self._execute(
-            f"create table wide ({COLUMNS}, unique (u), primary key (id))",
+            f"create table wide ({COLUMNS}{self.typed}, unique (u), primary key (id))",
             "create table marker (n int primary key)",
             "create table signals (id varchar(64) primary key, type varchar(32), data text)",
         )
@@ -223,7 +238,7 @@ class Mariadb:
     def connect(self) -> Any:
         db = pymysql.connect(host="127.0.0.1", port=self.port, user="d", password="d", database="m")
         with db.cursor() as cursor:
-            cursor.execute("set innodb_lock_wait_timeout = 2")
+            cursor.execute("set innodb_lock_wait_timeout = 2, sql_mode = '', time_zone = '+00:00'")
         return db
 
     def connector(self, output: Path) -> Connector:

@@ -18,7 +18,7 @@ from typing import Any
 
 import psycopg
 import pymysql
-from databases import DATABASES, wait_until
+from databases import DATABASES, NAMES, wait_until
 
 KEYS, WORKERS, PAUSE = 40, 3, 0.05
 ERRORS = (psycopg.Error, pymysql.Error)
@@ -70,7 +70,7 @@ class Transactions:
             self.text(),
             self.text() * chance.choice([1, 900]),
         ]
-        cursor.execute(f"insert into {table} values (%s, %s, %s, %s, %s)", values)
+        cursor.execute(f"insert into {table} ({NAMES}) values (%s, %s, %s, %s, %s)", values)
 
     def update(self, cursor: Any, table: str, chance: random.Random) -> None:
         cursor.execute(f"update {table} set v = %s where id = %s", [self.text(), chance.randrange(KEYS)])
@@ -108,11 +108,15 @@ class Transactions:
         begin = KEYS + chance.randrange(1000)
         rows = [[n, None, chance.choice("abc"), self.text(), "w"] for n in range(begin, begin + 3)]
         if hasattr(cursor, "copy"):
-            with cursor.copy(f"copy {table} from stdin") as copy:
+            with cursor.copy(f"copy {table} ({NAMES}) from stdin") as copy:
                 for row in rows:
                     copy.write_row(row)
         else:
-            cursor.executemany(f"insert into {table} values (%s, %s, %s, %s, %s)", rows)
+            cursor.executemany(f"insert into {table} ({NAMES}) values (%s, %s, %s, %s, %s)", rows)
+
+    def log_a_message(self, cursor: Any, table: str, chance: random.Random) -> None:
+        if hasattr(cursor, "copy"):
+            cursor.execute("select pg_logical_emit_message(true, 'app', %s)", [self.text()])
 
     def wait_for_an_index(self) -> None:
         """An insert that is written first, waits for `u`, and is let in by the commit that deletes its key."""
@@ -121,12 +125,13 @@ class Transactions:
             try:
                 with first.cursor() as one, second.cursor() as two:
                     one.execute(f"delete from {table} where id in (9001, 9002)")
-                    one.execute(f"insert into {table} values (9001, 9050, 'a', 'old', 'w')")
+                    one.execute(f"insert into {table} ({NAMES}) values (9001, 9050, 'a', 'old', 'w')")
                     first.commit()
-                    one.execute(f"insert into {table} values (9002, 9060, 'a', 'other', 'w')")
+                    one.execute(f"insert into {table} ({NAMES}) values (9002, 9060, 'a', 'other', 'w')")
                     values = [9001, 9060, "b", self.text(), "w"]
                     waits = threading.Thread(
-                        target=_quietly, args=(two.execute, f"insert into {table} values (%s, %s, %s, %s, %s)", values)
+                        target=_quietly,
+                        args=(two.execute, f"insert into {table} ({NAMES}) values (%s, %s, %s, %s, %s)", values),
                     )
                     waits.start()
                     time.sleep(0.3)
@@ -149,7 +154,7 @@ def _quietly(call: Callable[..., object], *given: object) -> None:
 STATEMENTS = [
     *[Transactions.insert] * 5, *[Transactions.update] * 6, Transactions.update_many, *[Transactions.move] * 2,
     *[Transactions.change_key] * 3, *[Transactions.delete] * 3, *[Transactions.delete_and_insert] * 3,
-    Transactions.roll_back_a_part, Transactions.copy,
+    Transactions.roll_back_a_part, Transactions.copy, Transactions.log_a_message,
 ]  # fmt: skip
 
 
@@ -234,8 +239,8 @@ def _open_transaction(database: Any, n: int) -> Callable[[], None]:
     db = database.connect()
     with db.cursor() as cursor:
         for table in database.tables:
-            cursor.execute(f"insert into {table} values (%s, null, 'a', 'before', 'w')", [8000 + n])
-            cursor.execute(f"insert into {table} values (%s, null, 'a', 'before', 'w')", [8100 + n])
+            cursor.execute(f"insert into {table} ({NAMES}) values (%s, null, 'a', 'before', 'w')", [8000 + n])
+            cursor.execute(f"insert into {table} ({NAMES}) values (%s, null, 'a', 'before', 'w')", [8100 + n])
         db.commit()
         for table in database.tables:
             cursor.execute(f"update {table} set v = 'open' where id = %s", [8000 + n])
@@ -263,7 +268,7 @@ def _dump(database: Any, to: Path) -> None:
     db, rows = database.connect(), {}
     with db.cursor() as cursor:
         for table in database.tables:
-            cursor.execute(f"select id, u, area, v, wide from {table} order by id")
+            cursor.execute(f"{database.rows} {table} order by id")
             rows[table] = list(map(list, cursor.fetchall()))
     db.close()
     to.write_text(json.dumps(rows))
