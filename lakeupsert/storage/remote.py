@@ -101,7 +101,7 @@ class Conditions:
     answer says of the server behind it: another one, or another version, is raced again.
     """
 
-    def __init__(self, server: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, server: Callable[[], str] = str) -> None:  # pickled with its store, as no lambda is
         self._hold = False
         self._server = server
 
