@@ -105,6 +105,8 @@ class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
     format: Format = "auto"
     positions: bool = False
     """Whether events get the column `__log_position` (`POSITIONED`). Those of an earlier lakeupsert's batches have none."""
+    types: bool = False
+    """Whether the `schema` part of an event of Debezium states types. In batches of an earlier lakeupsert it did not count."""
 
     @property
     def has_header(self) -> bool:
@@ -291,9 +293,8 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reading(self) -> Reading:
         """`format` and `read`."""
-        return Reading(
-            format=self.format, positions=self.read.envelope in POSITIONED, **msgspec.structs.asdict(self.read)
-        )
+        envelope, own = self.read.envelope, msgspec.structs.asdict(self.read)
+        return Reading(format=self.format, positions=envelope in POSITIONED, types=envelope == "debezium", **own)
 
     @property
     def bucket_bytes(self) -> int:

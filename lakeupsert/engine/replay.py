@@ -24,6 +24,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.accept import new_columns, take
 from lakeupsert.landing.files import TYPED, Survey, apply_aliases, format_of
 from lakeupsert.landing.formats.blocks import ArrowBlock, Block, RenamedBlock, UnreadableFileError
+from lakeupsert.landing.formats.connect import row_of
 from lakeupsert.landing.formats.dates import dated
 from lakeupsert.landing.formats.jsonlines import decode_each
 from lakeupsert.rows.arrays import Indices, Mask, Rows
@@ -216,7 +217,8 @@ def _blocks(rows: Rows) -> Iterator[_QuarantinedBlock]:
         if stream is None:
             others = (i for i, p in enumerate(places[at:], at) if streams[p] is not None or origins[p] != origin)
             end = next(others, len(places))
-            block: Block = decode_each([lines[place].encode() for place in places[at:end]], places[at:end])
+            texts = [lines[place].encode() for place in places[at:end]]
+            block: Block = decode_each(texts, places[at:end], lambda message: [row_of(message)], stated=True)
         else:
             table = from_bytes(stream)
             end = at + table.num_rows

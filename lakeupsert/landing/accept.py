@@ -268,7 +268,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     """Accept or refuse each row of a block under the spec, see `read_rows`. If columns are ``missing``, all rows are refused.
 
     Columns that the spec lacks are left out (see `new_columns`). Raises UnplannedColumnError if the file was not ``surveyed``
-    and a nested value does not fit: it may have fields that are not planned yet.
+    and a nested value or a decimal does not fit: a survey may find more fields or digits.
     """
     spec, count = rules.spec, len(block.places)
     block = under_table_names(block, spec)
@@ -284,8 +284,8 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
 
     converted = _convert_columns(block, refusals, rules, _file_order(path, rules))
     columns = converted.columns
-    if converted.unfit_nested and not surveyed:
-        name = converted.unfit_nested[0]
+    if converted.may_grow and not surveyed:
+        name = converted.may_grow[0]
         raise UnplannedColumnError(path, f"Column {name!r} has values that do not fit {spec.schema.field(name).type}.")
     is_delete = _deletes(block, refusals, spec, path)
     for name in spec.key:
@@ -338,13 +338,13 @@ class _ConvertedColumns:
     Attributes:
         columns: every column of the table; null for values that do not fit.
         partition_unfit: which values of each partition column do not fit. These rows are refused later, as bad_partition.
-        unfit_nested: the nested columns with values that do not fit.
+        may_grow: the nested and decimal columns with values that do not fit.
         unavailable: which values of a column are Debezium's placeholder; only columns that have one. They are null.
     """
 
     columns: dict[str, pa.Array]
     partition_unfit: dict[str, Mask]
-    unfit_nested: list[str]
+    may_grow: list[str]
     unavailable: dict[str, Mask]
 
 
@@ -362,7 +362,7 @@ def _convert_columns(
     """Convert every column, and refuse rows that have a value for a column that is ``given`` or derived."""
     columns: dict[str, pa.Array] = {}
     partition_unfit: dict[str, Mask] = {}
-    unfit_nested = []
+    may_grow = []
     all_unavailable: dict[str, Mask] = {}
     derived = {one.column for one in rules.spec.partition_from}
     sources = {one.source for one in rules.spec.partition_from}  # beyond all years: `bad_partition`
@@ -397,9 +397,10 @@ def _convert_columns(
             if name not in sources:
                 refusals.add_values("bad_type", unreadable, name, _UNREADABLE)
             refusals.add_values("bad_type", unfit, name, f"does not fit {type_}", type_)
-            unfit_nested += [name] if pa.types.is_nested(type_) and unfit.any() else []
+            grows = pa.types.is_nested(type_) or pa.types.is_decimal(type_)
+            may_grow += [name] if grows and unfit.any() else []
     columns |= derived_columns(rules.spec, columns)
-    return _ConvertedColumns(columns, partition_unfit, unfit_nested, all_unavailable)
+    return _ConvertedColumns(columns, partition_unfit, may_grow, all_unavailable)
 
 
 def _unavailable(block: Block, name: str, column: pa.Array, unfit: Mask) -> Mask:

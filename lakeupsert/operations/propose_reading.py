@@ -135,10 +135,10 @@ class _ReadingChoices:
         values = {name: choice.value for name, choice in self.settings.items()}
         dialects = tuple(DialectSettings(**one) for one in values.pop("dialects", ()))
         null = values.pop("null", None)
-        positions = values.get("envelope") in POSITIONED
-        return Reading(
-            **values, positions=positions, dialects=dialects, null=tuple(null) if isinstance(null, list) else null
-        )
+        words = tuple(null) if isinstance(null, list) else null
+        envelope = values.get("envelope")
+        positions, types = envelope in POSITIONED, envelope == "debezium"
+        return Reading(**values, positions=positions, types=types, dialects=dialects, null=words)
 
     def add_dialects(self) -> None:
         """Delimiters, the quote, and whether there is a header."""

@@ -30,7 +30,6 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.files import TYPED, Reader, content_hash, format_of, kind_of
 from lakeupsert.landing.formats import parquetfile
 from lakeupsert.landing.formats.blocks import LandingInput
-from lakeupsert.landing.formats.inference import is_number
 from lakeupsert.landing.formats.unavailable import NUMBERS, UNAVAILABLE
 from lakeupsert.operations.recompute_hash import hash_function
 from lakeupsert.operations.recompute_sql import (
@@ -307,8 +306,8 @@ class LandedRows:
         self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int], reading: Reading
     ) -> None:
         new_names = self._new_names(entry)
-        numbers = {field.name.lower() for field in self._table.spec(entry.spec_version).schema if is_number(field.type)}
-        rows = read_text(path, landed.path, frozenset(refused), reading, numbers)
+        types = {field.name.lower(): field.type for field in self._table.spec(entry.spec_version).schema}
+        rows = read_text(path, landed.path, frozenset(refused), reading, types)
         while block := [{reading.table_name_of(n): v for n, v in row.items()} for row in islice(rows, BLOCK_ROWS)]:
             names = list(dict.fromkeys(name for row in block for name in row))
             columns = {n: pa.array([r.get(n) for r in block], pa.string()) for n in names}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.operations.recompute_text import BYTES
 from lakeupsert.phrases import install_extra
 from lakeupsert.read.arrow import reader_schema
 from lakeupsert.table.spec import Ordering, TableSpec
@@ -103,7 +104,7 @@ def _from_text(value: str, type_: str) -> str:
     if type_ in ("DATE", "TIME"):  # CAST takes no Z after it
         return f"regexp_replace({value}, '([0-9])Z$', '\\1')"
     if type_ == "BLOB":  # CAST interprets \x41
-        return f"encode({value})"
+        return f"CASE WHEN {value} LIKE '{BYTES}%' THEN CAST(substr({value}, 2) AS BLOB) ELSE encode({value}) END"
     if type_.startswith(("STRUCT", "MAP")) or type_.endswith("]"):
         return f"TRY_CAST({value} AS JSON)"
     return value

@@ -5,6 +5,7 @@ Writes    nothing
 Repeat    safe
 """
 
+import base64
 import bz2
 import codecs
 import csv
@@ -13,7 +14,8 @@ import io
 import json
 import lzma
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -21,34 +23,39 @@ from msgspec.structs import asdict, replace
 
 from lakeupsert.config import Reading
 from lakeupsert.landing.files import format_of
-from lakeupsert.landing.formats.envelopes import NoEnvelopeError, TruncateError, unwrap_of
+from lakeupsert.landing.formats.envelopes import NoEnvelopeError, Row, TruncateError, unwrap_of
 from lakeupsert.landing.formats.escapes import LETTERS
+from lakeupsert.landing.formats.inference import is_number, is_text
 from lakeupsert.landing.formats.unpacked import UNDECODABLE, compression_of, is_utf8
 
+Types = Mapping[str, pa.DataType]
 _MARKED = "\ue000{}\ue000"
 """Marks a JSON number as it was written: as a Python float it would lose digits, also within lists and objects."""
 
 
 _CODE = re.compile(r"\\(?:x([0-9A-Fa-f]{1,2})|([0-7]{1,3}))")
+BYTES = "\ue001"
+"""Before bytes that are written as DuckDB casts them. Other text is cast to the bytes of its letters."""
 _PIECES = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{},]|[^"\[\]{},]+')
 """The pieces of a line of JSON: strings, the signs around and between values, and what is between these."""
 
 
 def read_text(
-    path: str, name: str, refused: frozenset[int], reading: Reading, numbers: Collection[str]
+    path: str, name: str, refused: frozenset[int], reading: Reading, types: Types
 ) -> Iterator[dict[str, str | None]]:
     """The rows of a text file that do not begin at a refused byte, as text by column; ``name`` says its format.
 
-    ``numbers``: the columns of the table that are numbers, in lower case. A decimal comma becomes a point there.
+    ``types``: of the table's columns, by their lower-case names. In numbers a decimal comma becomes a point.
     """
     kind = format_of(name, reading.format) or ""
     lines = _Lines(_decoded_lines(path, name, reading, kind))
     if kind == "csv":
         reading = _dialect(lines, reading)
-    rows = _READERS[kind](lines, refused, reading)
+    is_json = kind == "jsonl"
+    rows = _json_rows(lines, refused, reading, types) if is_json else _READERS[kind](lines, refused, reading)
     if reading.only:
         rows = (row for row in rows if _is_own(row, reading))
-    return _with_points(rows, reading, numbers) if kind != "jsonl" and reading.decimal_separator == "," else rows
+    return _with_points(rows, reading, types) if not is_json and reading.decimal_separator == "," else rows
 
 
 def _is_own(row: Mapping[str, str | None], reading: Reading) -> bool:
@@ -57,11 +64,12 @@ def _is_own(row: Mapping[str, str | None], reading: Reading) -> bool:
 
 
 def _with_points(
-    rows: Iterator[dict[str, str | None]], reading: Reading, numbers: Collection[str]
+    rows: Iterator[dict[str, str | None]], reading: Reading, types: Types
 ) -> Iterator[dict[str, str | None]]:
+    numbers = {name for name, type_ in types.items() if is_number(type_)}
     for row in rows:
-        is_number = {name: reading.table_name_of(name).lower() in numbers for name in row}
-        yield {n: _with_point(v) if v is not None and is_number[n] else v for n, v in row.items()}
+        has_number = {name: reading.table_name_of(name).lower() in numbers for name in row}
+        yield {n: _with_point(v) if v is not None and has_number[n] else v for n, v in row.items()}
 
 
 def _with_point(number: str) -> str:
@@ -259,7 +267,9 @@ def _rows(
             yield {name: null.get(value or "", value) for name, value in zip(names, fields, strict=True)}
 
 
-def _json_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
+def _json_rows(
+    lines: _Lines, refused: frozenset[int], reading: Reading, types: Types
+) -> Iterator[dict[str, str | None]]:
     """JSON objects, without their envelopes; numbers keep their digits."""
     is_array = re.match(r"\s*\[\s*([{\]]|$)", lines.peek()) is not None
     unwrap = unwrap_of(reading)
@@ -280,12 +290,62 @@ def _json_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iter
             if (
                 isinstance(row, dict) and begin + number not in refused
             ):  # a message without a row is the name of its kind
+                if reading.types and message.keys() == {"schema", "payload"}:
+                    row = _as_stated(row, message["schema"], reading, types)
                 yield {name: _json_text(value) for name, value in row.items()}
 
 
 def _whole(digits: str) -> int | str:
     """An integer, which may be a part of an event's position, if it has the same digits again."""
     return int(digits) if len(digits) < 20 and digits != "-0" else _MARKED.format(digits)
+
+
+def _as_stated(row: Row, schema: Any, reading: Reading, types: Types) -> Row:
+    """The row with the values that the schema of its message states, where the table has columns for them."""
+    sides = {one["field"]: one for one in (schema or {}).get("fields", ())}
+    fields = {one["field"]: one for one in (sides.get("after") or {}).get("fields", ())}
+    return {n: _stated(v, fields.get(n), types.get(reading.table_name_of(n).lower())) for n, v in row.items()}
+
+
+def _stated(value: Any, schema: Any, type_: pa.DataType | None) -> object:
+    if value is None or not schema or type_ is None or is_text(type_):
+        return value
+    kind, name = schema["type"], str(schema.get("name")).rpartition(".")[2]
+    if pa.types.is_binary(type_):
+        return BYTES + "".join(f"\\x{byte:02X}" for byte in base64.b64decode(value))
+    if is_number(type_):
+        scale = value["scale"] if kind == "struct" else (schema.get("parameters") or {}).get("scale", 0)
+        text = value["value"] if kind == "struct" else value
+        is_written = kind in ("bytes", "struct") and not text.startswith("\ue000")
+        return _unscaled(text, int(scale)) if is_written else value
+    if pa.types.is_list(type_) and kind == "array":
+        return [_stated(one, schema["items"], type_.value_type) for one in value]
+    if pa.types.is_map(type_) and kind == "map":
+        return {key: _stated(one, schema["values"], type_.item_type) for key, one in value.items()}
+    if pa.types.is_struct(type_) and kind == "struct":
+        inner = {one["field"]: one for one in schema["fields"]}
+        return {
+            n: _stated(v, inner.get(n), type_.field(n).type if n in type_.names else None) for n, v in value.items()
+        }
+    return _moment(value, name) if kind in ("int32", "int64") else value
+
+
+def _unscaled(text: str, scale: int) -> str:
+    whole = int.from_bytes(base64.b64decode(text), "big", signed=True)
+    digits = f"{abs(whole) * 10 ** max(0, -scale):0{max(0, scale) + 1}}"
+    point = len(digits) - max(0, scale)
+    return f"{'-' * (whole < 0)}{digits[:point]}.{digits[point:]}".removesuffix(".")
+
+
+def _moment(value: int, name: str) -> object:
+    """A date, time or timestamp as text, by the unit of the name in which its type ends."""
+    if name == "Date":
+        return (date(1970, 1, 1) + timedelta(value)).isoformat()
+    unit = {"Micro": 10**6, "Nano": 10**9}.get(name.removesuffix("stamp").removesuffix("Time"), 1000)
+    seconds, rest = divmod(value, unit)
+    moment = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)).isoformat(" ")
+    written = moment[:19] if name.endswith("stamp") else moment[11:19]
+    return f"{written}.{rest:0{len(str(unit)) - 1}}" if name.endswith(("Time", "Timestamp")) else value
 
 
 def _json_lines(lines: _Lines) -> Iterator[tuple[int, str]]:
@@ -310,7 +370,7 @@ def _elements(lines: _Lines) -> Iterator[tuple[int, str]]:
             at += len(piece.encode(errors="surrogateescape"))
 
 
-_READERS = {"csv": _csv_rows, "delimited": _delimited_rows, "jsonl": _json_rows}
+_READERS = {"csv": _csv_rows, "delimited": _delimited_rows}
 
 
 def _json_text(value: object) -> str | None:

@@ -162,7 +162,15 @@ class Declaration:
         called = {name.lower(): name for name in (*self.named_columns, *own)}
         where = f"[tables.{self.name}.schema]"
         given = self.settings.schema.items()
-        return called, {called[name.lower()]: named_type(text, f"{where} {name}") for name, text in given}
+        types = {called[name.lower()]: named_type(text, f"{where} {name}") for name, text in given}
+        if self.settings.read.envelope == "debezium" and types.get(LOG_POSITION, pa.string()) != pa.string():
+            raise ConfigurationError(
+                "bad-setting",
+                f"{where}: {LOG_POSITION} is {types[LOG_POSITION]}, but lakeupsert makes it, as text that sorts like the "
+                "database's log. Nothing was committed.",
+                next=f"remove `{LOG_POSITION}` from {where}",
+            )
+        return called, types
 
     def refuse_other(self, spec: TableSpec) -> None:
         """Raises ConfigurationError if ``spec`` is of a table that is configured otherwise: unrelated rows would be merged. Also

@@ -191,7 +191,8 @@ def _observed_types(
         for field in survey.schema:
             name = called.setdefault(field.name.lower(), field.name)
             stored = known.schema.field(name).type if known is not None and name in known.schema.names else None
-            if stored is not None and not survey.typed and not pa.types.is_nested(stored):
+            grows = stored is None or pa.types.is_nested(stored) or pa.types.is_decimal(stored)
+            if not survey.typed and not grows:
                 continue  # text has no types of its own: values that do not convert are quarantined
             before = observed.get(name)
             observed[name] = field.type if before is None else unify(before, field.type, typed=survey.typed)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial, reduce
 from itertools import chain, compress, islice
 from typing import Any
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.formats import blocks, dominant
+from lakeupsert.landing.formats import blocks, connect, dominant
 from lakeupsert.landing.formats.blocks import (
     Columns,
     Contents,
@@ -35,9 +35,10 @@ from lakeupsert.landing.formats.blocks import (
     given_types,
     line_numbers,
 )
+from lakeupsert.landing.formats.connect import NO_SCHEMA, Encoded, RowSchema
 from lakeupsert.landing.formats.dominant import DominantType, Example
 from lakeupsert.landing.formats.envelopes import NoEnvelopeError, Row, RowsOf, TruncateError, unwrap_of
-from lakeupsert.landing.formats.inference import TEMPORAL, convert_text, infer_type, unify
+from lakeupsert.landing.formats.inference import TEMPORAL, convert_text, infer_type, is_text, unify
 from lakeupsert.landing.formats.jsonarray import array_begin, cut_elements
 from lakeupsert.landing.formats.lines import TextLines
 from lakeupsert.landing.formats.nested import flatten, lengths, nulls, offsets
@@ -45,6 +46,7 @@ from lakeupsert.landing.formats.only import own_rows
 from lakeupsert.landing.formats.unavailable import is_unavailable
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.convert import Converted, convert
+from lakeupsert.table.types import widen
 
 _BOM = b"\xef\xbb\xbf"
 _HEAD_BYTES = 1 << 8  # enough to see whether a file is an array
@@ -64,7 +66,9 @@ _NAN = re.compile(rb"[:\[,]\s*-?(?:NaN|Infinity)\b")
 _NO_NUMBER = ". NaN and Infinity are not JSON: the program that writes the file must write null or text for them."
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _decode = msgspec.json.Decoder(float_hook=_Number).decode
-_encode = msgspec.json.Encoder(enc_hook=lambda number: msgspec.Raw(str.encode(number))).encode
+_encode = msgspec.json.Encoder(
+    enc_hook=lambda one: one.value if isinstance(one, Encoded) else msgspec.Raw(str.encode(one))
+).encode
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class JsonBlock:
     Attributes:
         written: the objects as they are in the file; None if they are envelopes around rows.
         text: the part of the file that has them.
+        schemas: for each row what its columns are, if messages say it (`connect`).
     """
 
     rows: Sequence[Row]
@@ -82,23 +87,36 @@ class JsonBlock:
     malformed: Sequence[MalformedRecord]
     text: TextLines | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
+    schemas: Sequence[RowSchema] = ()
 
     def choose(self, rows: Mask, malformed: Sequence[MalformedRecord], skipped: Mapping[str, int]) -> "JsonBlock":
         """The block with these of its rows."""
         kept = np.flatnonzero(rows).tolist()
         written = None if self.written is None else [self.written[i] for i in kept]
-        own = [self.rows[i] for i in kept]
-        return replace(self, rows=own, written=written, places=self.places[rows], malformed=malformed, skipped=skipped)
+        own, schemas = [self.rows[i] for i in kept], [self.schemas[i] for i in kept] if self.schemas else ()
+        block = replace(self, rows=own, written=written, places=self.places[rows], schemas=schemas)
+        return replace(block, malformed=malformed, skipped=skipped)
 
     @cached_property
     def names(self) -> dict[str, None]:
         return dict.fromkeys(chain.from_iterable(self.rows))
 
+    def stated_type(self, name: str) -> pa.DataType | None:
+        """The type that messages state for the values of a column; None if none does."""
+        stated = {id(one): one.meanings[name].type for one in self.schemas if name in one.meanings}
+        if not stated:
+            return None
+        others = [r.get(name) for r, one in zip(self.rows, self.schemas, strict=True) if name not in one.meanings]
+        types = [*stated.values(), *([_infer(others)] if others else [])]
+        return reduce(partial(unify, typed=False), types)
+
     def name_in_file(self, name: str) -> str:
         return name
 
     def values(self, name: str) -> list[object]:
-        return [row.get(name) for row in self.rows]
+        if not self.schemas:
+            return [row.get(name) for row in self.rows]
+        return [one.wrap(name, row.get(name)) for row, one in zip(self.rows, self.schemas, strict=True)]
 
     def convert(self, name: str, type_: pa.DataType) -> tuple[pa.Array, Mask]:
         return _array(self.values(name), type_)
@@ -110,7 +128,7 @@ class JsonBlock:
         return {}
 
     def type_of(self, name: str, rows: Mask, *, typed: bool) -> pa.DataType:
-        return _infer(list(compress(self.values(name), rows)))
+        return self.stated_type(name) or _infer(list(compress(self.values(name), rows)))
 
     def brings(self, name: str) -> Mask:
         return ~nulls(self.values(name))
@@ -122,10 +140,7 @@ class JsonBlock:
 
     def without(self, places: Collection[int]) -> "JsonBlock":
         """The block without the rows at some places."""
-        kept = ~np.isin(self.places, list(places))
-        return JsonBlock(
-            list(compress(self.rows, kept)), None, self.places[kept], self.malformed, self.text, self.skipped
-        )
+        return self.choose(~np.isin(self.places, list(places)), self.malformed, self.skipped)
 
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return [self.rows[i].get(name) for i in rows]
@@ -135,7 +150,8 @@ class JsonBlock:
 
     def raw(self, rows: Sequence[int]) -> list[str]:
         if self.written is None:
-            return [_text_of(self.rows[i]) or "" for i in rows]
+            schemas = self.schemas or [NO_SCHEMA] * len(self.rows)
+            return [_text_of(schemas[i].kept(self.rows[i])) or "" for i in rows]
         return [self.written[i].rstrip(b"\r").decode() for i in rows]
 
     def arrow(self, rows: Sequence[int]) -> list[bytes | None]:
@@ -149,17 +165,23 @@ def schema_of(
     types: dict[str, pa.DataType] = {}
     dominant_types: dict[str, DominantType | None] = {}
     flaw = None
-    given = given_types(known, text_columns)
+    given, text = given_types(known, frozenset()), given_types(None, text_columns)
     for block in _blocks(source, file, reading):
         block = block.without(file.refused) if file.refused else block
         flaw = flaw_of([*([flaw] if flaw else []), *block.malformed])
         for name in block.names:
-            fixed = given(name)
+            stated = block.stated_type(name)
+            fixed = given(name) or (text(name) if stated is None else None)
             if name not in types:
                 types[name] = fixed or pa.null()
             if fixed is not None and pa.types.is_nested(fixed):
                 types[name] = unify(types[name], _with_new_fields(block.values(name), fixed), typed=False)
-            elif fixed is None:
+            elif fixed is not None:
+                grows = stated is not None and pa.types.is_decimal(fixed) and pa.types.is_decimal(stated)
+                types[name] = unify(types[name], widen(fixed, stated) if grows else fixed, typed=False)
+            elif stated is not None:
+                types[name] = unify(types[name], stated, typed=False)
+            else:
                 values, type_ = block.values(name), pa.string()
                 if not pa.types.is_string(types[name]):  # no type is wider than text
                     type_ = _infer(values)
@@ -206,7 +228,7 @@ def _all_blocks(source: Source, file: LandingInput, reading: Reading) -> Iterato
             if set(map(type, rows)) == {dict}:
                 block = JsonBlock(rows, items.texts, items.places, (), items.part)
             else:
-                block = decode_each(items.texts, items.places, unwrap, items.part)
+                block = decode_each(items.texts, items.places, unwrap, items.part, stated=reading.types)
         if not block.names.keys() <= seen.keys():
             seen |= block.names
             check_names(file.path, list(seen))
@@ -226,13 +248,19 @@ def _no_collection() -> Iterator[None]:
 
 
 def decode_each(
-    texts: Sequence[bytes], places: Indices, unwrap: RowsOf | None = None, part: TextLines | None = None
+    texts: Sequence[bytes],
+    places: Indices,
+    unwrap: RowsOf | None = None,
+    part: TextLines | None = None,
+    *,
+    stated: bool = False,
 ) -> JsonBlock:
     """A block of texts that are decoded one by one: some are blank or not JSON objects, or all are envelopes.
 
-    ``part`` is the part of a file that has them.
+    ``part`` is the part of a file that has them. ``stated``: messages may state what their values are.
     """
     rows, numbers, offsets = [], [], list[int]()
+    schemas: list[RowSchema] = []
     malformed: list[tuple[int, str]] = []
     truncates: dict[int, Row] = {}
     skipped: Counter[str] = Counter()
@@ -253,6 +281,7 @@ def decode_each(
                 rows.append(row)
                 numbers.append(i)
                 offsets.append(number)
+                schemas += [connect.schema_of(value)] if stated else []
             elif unwrap and isinstance(row, str):
                 skipped[row] += 1
             else:
@@ -263,7 +292,8 @@ def decode_each(
         for (i, reason), line in zip(malformed, lines, strict=True)
     ]
     written = None if unwrap else [texts[i] for i in numbers]
-    return JsonBlock(rows, written, places[numbers] + np.array(offsets, np.int64), records, part, skipped)
+    own = schemas if any(one is not NO_SCHEMA for one in schemas) else ()
+    return JsonBlock(rows, written, places[numbers] + np.array(offsets, np.int64), records, part, skipped, own)
 
 
 @dataclass(frozen=True)
@@ -389,7 +419,7 @@ def _from_number(values: Sequence[_Number | None], type_: pa.DataType) -> tuple[
 
 def _from_digits(values: Sequence[str | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
     t = pa.types
-    takes = t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_) or _is_text(type_)
+    takes = t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_) or is_text(type_)
     return convert(pa.array(values, pa.string()), type_) if takes else _all_bad(values, type_)
 
 
@@ -407,6 +437,15 @@ def _from_list(values: Sequence[list[object] | None], type_: pa.DataType) -> tup
     return _list(values, type_) if lists else _json_text(values, type_)
 
 
+def _from_encoded(values: Sequence[Encoded | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
+    array, bad = pa.nulls(len(values), type_), np.zeros(len(values), bool)
+    for encoding in {v.encoding for v in values if v is not None}:
+        own = [v.value if v is not None and v.encoding is encoding else None for v in values]
+        part, unfit = encoding.decode(own, type_) if encoding.fits(type_) else _array(own, type_)
+        array, bad = pc.coalesce(array, part), bad | unfit
+    return array, bad
+
+
 # Any: the values are null or of the type that the function is listed under, which Python's types can't say.
 _FROM: dict[type, Callable[[Sequence[Any], pa.DataType], tuple[pa.Array, Mask]]] = {
     str: _from_text,
@@ -415,11 +454,12 @@ _FROM: dict[type, Callable[[Sequence[Any], pa.DataType], tuple[pa.Array, Mask]]]
     _Number: _from_number,
     dict: _from_object,
     list: _from_list,
+    Encoded: _from_encoded,
 }
 
 
 def _json_text(values: Sequence[object], type_: pa.DataType) -> tuple[pa.Array, Mask]:
-    if not _is_text(type_):
+    if not is_text(type_):
         return _all_bad(values, type_)
     texts = [None if v is None else _text_of(v) for v in values]
     return pa.array(texts, type_), nulls(texts) & ~nulls(values)
@@ -430,10 +470,6 @@ def _text_of(value: object) -> str | None:
         return _encode(value).decode()
     except RecursionError:  # nested so deep that it could just be decoded, with a little less on the stack
         return None
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
 def _all_bad(values: Sequence[object], type_: pa.DataType) -> tuple[pa.Array, Mask]:
@@ -498,6 +534,9 @@ def _infer(values: Sequence[object], depth: int = 0) -> pa.DataType:
     if kinds <= {int, _Number}:
         type_ = pa.float64() if _Number in kinds else pa.int64()
         return pa.string() if _array(values, type_)[1].any() else type_
+    if kinds == {Encoded}:
+        types = {v.encoding: v.encoding.type for v in values if type(v) is Encoded}
+        return reduce(partial(unify, typed=False), types.values())
     if kinds == {str}:
         return infer_type(pa.array(values, pa.string()), [] if depth else TEMPORAL)
     if depth == _DEEPEST:
