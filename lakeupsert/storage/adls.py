@@ -108,7 +108,7 @@ class AdlsStore:
         self._account, self._suffix = parts["account"], parts["suffix"]
         self._prefix = f"{(parts['path'] or '').strip('/')}/".lstrip("/")
         self.requests = Requests()
-        self._conditions = Conditions(lambda: str(self._fs.clock.server))
+        self._conditions = Conditions(self._server)
 
     def __repr__(self) -> str:
         return f"AdlsStore({self.uri()!r})"
@@ -185,6 +185,9 @@ class AdlsStore:
 
         opened = ObjectInfo(name, first.size, first.etag, 0.0)
         return pa.PythonFile(RangeReader(self, opened, read, first.data), "r")
+
+    def _server(self) -> str:
+        return str(self._fs.clock.server)
 
     def clock_ahead(self) -> float | None:
         ahead: float | None = self._fs.clock.ahead

@@ -101,7 +101,7 @@ class Conditions:
     answer says of the server behind it: another one, or another version, is raced again.
     """
 
-    def __init__(self, server: Callable[[], str] = str) -> None:  # pickled with its store, as no lambda is
+    def __init__(self, server: Callable[[], str] = str) -> None:  # no lambda: it is pickled with its store
         self._hold = False
         self._server = server
 

@@ -122,7 +122,7 @@ class S3Store:
             )
         self.requests = Requests()
         self._clock = ServerClock()
-        self._conditions = Conditions(lambda: self._clock.server)
+        self._conditions = Conditions(self._server)
 
     def __repr__(self) -> str:
         return f"S3Store({self.uri()!r})"
@@ -201,6 +201,9 @@ class S3Store:
 
         opened = ObjectInfo(name, tail.size, tail.etag, 0.0)
         return pa.PythonFile(RangeReader(self, opened, read, tail.data, tail.size - len(tail.data)), "r")
+
+    def _server(self) -> str:
+        return self._clock.server
 
     def clock_ahead(self) -> float | None:
         return self._clock.ahead
