@@ -127,7 +127,7 @@ def _configured(method: Callable[Given, Found]) -> Callable[Given, Found]:
                 f"{method.__name__} needs the configuration of the table. {table.settings.processed} was opened by its folder, "
                 "which is for reading only: landing zone, queue, publishers and limits are settings of lakeupsert.toml. Nothing "
                 "was changed.",
-                next=f"open the table with Table.open('lakeupsert.toml', {table.name!r})",
+                next="open the table with its configuration: Table.open('lakeupsert.toml')",
             )
         return method(*args, **kwargs)
 

@@ -674,7 +674,11 @@ def _local(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except FileNotFoundError as e:
-        raise ConfigurationError("no-configuration", f"There is no {file}.", next="pass the file with --config") from e
+        raise ConfigurationError(
+            "no-configuration",
+            f"There is no {file}.",
+            next="name a file with --config, or in Python with `Table.open`, which also takes the folder of a table",
+        ) from e
     except OSError as e:
         raise ConfigurationError(
             "unreadable-configuration",

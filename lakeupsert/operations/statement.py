@@ -102,6 +102,17 @@ class StatementResult:
     warnings: tuple[str, ...] = ()
 
 
+def _refuse_untyped(expressions: object) -> None:
+    """Callers of Python pass text as on the command line, or the new value itself."""
+    if isinstance(expressions, Mapping | None) and all(isinstance(x, str) for x in (expressions or {}).values()):
+        return
+    raise ConfigurationError(
+        "unfit-expression",
+        f"set={expressions!r} is not an expression in SQL for each column. Nothing was changed.",
+        next="""pass texts by column: update({"amount": "amount * 0.87", "note": "'paid'", "shipped": "true"}, where=…)""",
+    )
+
+
 def run_statement(table: OpenTable, options: StatementOptions) -> StatementResult:
     """Change the rows, merge and publish; with ``dry`` only count them.
 
@@ -109,6 +120,7 @@ def run_statement(table: OpenTable, options: StatementOptions) -> StatementResul
         ConfigurationError: the statement can't be used on this table, or the batch id belongs to another batch.
         RefusedError: a new value does not fit; or a row is in a partition with a batch that ``snapshot`` lacks.
     """
+    _refuse_untyped(options.expressions)
     spec = table.existing_spec()
     _refuse_unsupported(table, spec, options)
     keys = read_keys(options.keys, spec) if options.keys is not None else None

@@ -241,8 +241,9 @@ class LocalStore:
                     next="free space on that file system, then run the same command again",
                 ) from e
             if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                beside = "" if os.path.isdir(where) else f", and the other files of {os.path.dirname(where)}"
                 # Arrow puts its own text in place of the system's.
-                why, need = os.strerror(e.errno), f"read {where}" if reads else f"read and write {self.root}"
+                why, need = os.strerror(e.errno), f"read {where}{beside}" if reads else f"read and write {self.root}"
                 raise ConfigurationError(
                     "not-permitted",
                     f"Not permitted: {where}: {why} (user {os.geteuid()}). Earlier commits are untouched.",

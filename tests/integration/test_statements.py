@@ -546,6 +546,8 @@ def test_adopted_rows_that_repeat_a_key_are_refused(tmp_path: Path) -> None:
         ({}, {}, "nothing-to-set"),
         ({}, {"nosuch": "1"}, "unknown-column"),
         ({}, {"v": "(select 1)"}, "unfit-expression"),
+        ({}, {"v": 1}, "unfit-expression"),
+        ({}, "v = 1", "unfit-expression"),
         ({}, {"v": "v / 2"}, "unfit-new-value"),
         ({}, {"v": "'word'"}, "unfit-new-value"),
         ({"ties": "content"}, {"v": "1"}, "content-decides"),
