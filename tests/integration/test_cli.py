@@ -302,6 +302,7 @@ def test_steps_one_by_one_come_to_what_run_does(lake: Path) -> None:
         "bytes": 0,
         "quarantined": 0,
         "deletes_without_row": 0,
+        "skipped": {},
         "publishers": {},
     }
     merged = answer("dedupe")["result"]["partitions"]
