@@ -6,6 +6,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.landing.formats.positions import CHANGE_PLACES, EVENT_TIMES, LOG_POSITION
 from lakeupsert.rows.arrays import Indices, Mask, Rows
+from lakeupsert.rows.columns import find_rows_that_bring
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.rank import equal_rows
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
@@ -28,8 +29,18 @@ def count_misplaced(rows: Rows, spec: TableSpec, order: pa.Array, wins: pa.Array
     winners, last = by_order[first], by_log[np.append(first[1:], True)[: len(first)]]
     later: Mask = (files[last] > files[winners]) | ((files[last] == files[winners]) & (places[last] > places[winners]))
     later &= positions[last] > positions[winners]
-    winners, last = winners[later], last[later]
-    values = [field for field in rows.schema if field.name == DELETE_FLAG or not field.name.startswith("_")]
-    if any(pa.types.is_nested(field.type) for field in values):  # they do not compare
-        return len(last)
-    return int(np.count_nonzero(~equal_rows(rows, [field.name for field in values], winners, last)))
+    return int(np.count_nonzero(~_equal_where_both_have(rows, spec, winners[later], last[later])))
+
+
+def _equal_where_both_have(rows: Rows, spec: TableSpec, one: Indices, other: Indices) -> Mask:
+    """For n pairs of rows, by index: whether they have equal values. In mode columns a column counts that both rows bring."""
+    equal = np.ones(len(one), bool)
+    brought = find_rows_that_bring(rows.take(one), spec), find_rows_that_bring(rows.take(other), spec)
+    for name in (name for name in rows.schema.names if name == DELETE_FLAG or not name.startswith("_")):
+        if pa.types.is_nested(rows.schema.field(name).type):  # pyarrow does not compare these
+            pairs = zip(rows[name].take(one).to_pylist(), rows[name].take(other).to_pylist(), strict=True)
+            same = np.fromiter((repr(a) == repr(b) for a, b in pairs), bool, len(one))
+        else:
+            same = equal_rows(rows, [name], one, other)
+        equal &= same | (~(brought[0][name] & brought[1][name]) if name in brought[0] else False)
+    return equal

@@ -60,10 +60,12 @@ class RowBuffer:
         columns = hashed_columns(self._job.spec)
         hashes = row_hashes(rows.select(columns).take(losers), columns)
         counts = np.bincount(ranked.codes[losers.to_numpy()], minlength=len(ranked.partitions))
+        misplaced = ranked.misplaced
         for partition, count, total in zip(ranked.partitions, counts.tolist(), _sums(hashes, counts), strict=True):
             if count:
-                digest, misplaced = digest_text(total), 0 if self.lost else ranked.misplaced
+                digest = digest_text(total)
                 self.lost.append(Written(partition, count, count, digest, digest, (), misplaced=misplaced))
+                misplaced = 0
         self.tables = [rows.take(ranked.order.filter(ranked.wins))]
         self._bytes = self.tables[0].nbytes
 

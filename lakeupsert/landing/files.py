@@ -408,9 +408,11 @@ def line_of(store: ObjectReader, example: Example, reading: Reading) -> int | No
     try:
         with open_landed(store, example.path) as source:
             text = Reader.of(source, file, kind_of(file, reading), reading).source
-            while distance and (read := text.read(min(distance, blocks.BLOCK_BYTES))):
+            while distance > 0 and (
+                read := text.read(min(distance, blocks.BLOCK_BYTES))
+            ):  # more may come than asked for
+                line += read[:distance].count(b"\n")
                 distance -= len(read)
-                line += read.count(b"\n")
     except (NotFoundError, UnreadableFileError):
         return None
     return line

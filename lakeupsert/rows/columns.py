@@ -100,6 +100,14 @@ def brought_columns(rows: Rows, spec: TableSpec) -> Iterator[tuple[list[str], Ro
         yield list(dict.fromkeys([*always, *names])), rows.filter(pc.equal(encoded.indices, number))
 
 
+def find_rows_that_bring(rows: Rows, spec: TableSpec) -> dict[str, Mask]:
+    """For each column of a table in mode columns: which of n accepted rows bring it. {} in mode rows, where all do."""
+    if spec.mode == "rows":
+        return {}
+    bits = _unpack(pc.fill_null(rows[HAS].combine_chunks(), b""), spec.last_field_id + 1)
+    return {name: bits[:, id_] for _, of_group in spec.columns_of for name, id_ in of_group.items()}
+
+
 def mark_carried(rows: Rows, spec: TableSpec) -> Rows:
     """Stored rows as rows that their keys carry to another partition, or deletes as such that all before them counts no more."""
     encoded = pc.fill_null(rows[HAS].combine_chunks(), b"").dictionary_encode()

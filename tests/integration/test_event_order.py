@@ -18,6 +18,7 @@ import pytest
 
 from lakeupsert import Table
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings
+from lakeupsert.engine import hosts
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.operations.propose import propose
 from lakeupsert.pipeline import append
@@ -233,6 +234,35 @@ def test_versions_that_are_settled_early_show_it_too(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="1 key") as e:
         feed.night([event(op, 1, v, given) for op, v, given in [*steps] * 50], host="spark")
     assert e.value.code == "misplaced-events"
+
+
+def test_later_event_with_the_same_values_shows_no_wrong_order(tmp_path: Path) -> None:
+    """The incremental snapshot sends the long value that the update left as it is, and values that pyarrow does not compare."""
+    steps = [("u", "__debezium_unavailable_value", source(100, 200)), ("r", "long", source(200, None, "incremental"))]
+    events = [event(op, 1, v, given) for op, v, given in steps]
+    for sent in events:
+        sent["after"]["u"] = {"x": [1, None]}
+    feed = Feed(tmp_path, *BY_LSN, mode="columns", schema={"id": "bigint"})
+    feed.night(
+        [event("c", 1, "long", source(50, 100)) | {"after": {"id": 1, "u": {"x": [0]}, "area": "a", "v": "long"}}]
+    )
+    feed.night(events)
+    assert feed.rows == [[1, {"x": [1, None]}, "a", "long"]]
+    events[1]["after"]["u"] = {"x": [2]}
+    with pytest.raises(RefusedError, match="1 key"):
+        feed.night(events)
+
+
+def test_every_part_of_a_large_batch_shows_its_order_to_be_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that lose are dropped each time that memory is full; the wrong one is in the last part."""
+    monkeypatch.setattr(hosts, "HELD_BYTES", 60_000)
+    feed = Feed(tmp_path, *BY_LSN)
+    for part in range(6):
+        feed.land([event("u", 1, f"{part}-{i}", source(n, n)) for i in range(500) if (n := 500 * part + i + 1)])
+    with pytest.raises(RefusedError, match="1 key"):
+        feed.night([event("u", 1, "new", source(29_000, 500))] * 50)
 
 
 def test_transaction_that_was_open_during_the_snapshot(tmp_path: Path) -> None:
