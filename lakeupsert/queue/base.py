@@ -48,7 +48,7 @@ class Message(msgspec.Struct, frozen=True):
     def decode(body: str | bytes) -> "Message":
         """Raises MessageError if the body is damaged or from a later version. Unknown fields are ignored."""
         try:
-            content = msgspec.json.decode(body, type=_Body)
+            content = _decode(body)
         except msgspec.MsgspecError as e:
             raise MessageError(
                 "unreadable-message",
@@ -62,6 +62,9 @@ class Message(msgspec.Struct, frozen=True):
 
 class _Body(Message, frozen=True, kw_only=True):
     v: Literal[1]
+
+
+_decode = msgspec.json.Decoder(_Body).decode  # made before there are threads, see `metadata.decoder_of`
 
 
 class Lease(msgspec.Struct, frozen=True):

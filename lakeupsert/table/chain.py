@@ -255,7 +255,7 @@ class Chain(Generic[Body]):
         try:
             if (envelope.kind, envelope.number) != (self._kind, number):
                 raise ValueError(f"it says {envelope.kind} {envelope.number}")
-            body = msgspec.json.decode(envelope.body, type=self._body_type)
+            body = metadata.decoder_of(self._body_type).decode(envelope.body)
             datetime.fromisoformat(envelope.written_at)
             self._parse(body)
         except (msgspec.MsgspecError, ValueError, KeyError, OSError) as e:  # OSError: Arrow's, of a stream cut short

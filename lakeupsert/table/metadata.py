@@ -5,6 +5,7 @@ docs/FORMAT.md, "Digests of metadata". An object without that ending comes from 
 
 import hashlib
 import re
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ _END = re.compile(re.escape(_FIELD) + rb'([0-9a-f]{64})"}')
 _END_BYTES = len(_FIELD) + 64 + len(b'"}')
 
 Content = TypeVar("Content")
+_first_use = threading.Lock()
 
 
 def encode(content: object) -> bytes:
@@ -37,9 +39,15 @@ def decode(data: bytes, type_: type[Content], where: Callable[[], str], what: st
         end = _END.fullmatch(data, len(data) - _END_BYTES) if len(data) >= _END_BYTES else None
         if end is not None and end[1] != _digest_of(data[: end.start()]):
             raise ValueError("its digest does not match its bytes")
-        return msgspec.json.decode(data, type=type_)
+        return decoder_of(type_).decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:
         raise damaged(where(), what, str(e), next) from e
+
+
+def decoder_of(type_: type[Content]) -> msgspec.json.Decoder[Content]:
+    """For any thread: msgspec (0.22.0) looks into a class at its first use without a lock, and two threads at once crash."""
+    with _first_use:
+        return msgspec.json.Decoder(type_)
 
 
 def damaged(where: str, what: str, why: str, next: str = FROM_BACKUP) -> DamagedTableError:

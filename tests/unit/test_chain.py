@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -310,3 +312,27 @@ def test_gap_in_a_chain_is_named(chain: Chain[Body], tmp_path: Path) -> None:
     (tmp_path / "c" / f"v{LARGEST - 1:020d}.json").unlink()
     with pytest.raises(DamagedTableError, match="thing version 1 is missing"):
         list(chain.between(-1, 2))
+
+
+FIRST_USE = """
+import sys, threading
+import msgspec
+from lakeupsert.table.metadata import decoder_of
+sys.setswitchinterval(1e-6)
+for _ in range(30):
+    for i in range(40):
+        exec(f"class C{i}(msgspec.Struct):\\n a: 'list[C{i + 1}]'\\n b: 'dict[str, C{i + 1}]'")
+    class C40(msgspec.Struct): pass
+    together = threading.Barrier(4)
+    def use():
+        together.wait()
+        decoder_of(C0).decode(b'{"a": [], "b": {}}')
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+"""
+
+
+def test_threads_may_be_the_first_to_read_an_object_of_a_kind() -> None:
+    """Without a lock the process dies in msgspec (0.22.0)."""
+    subprocess.run([sys.executable, "-c", FIRST_USE], check=True)
