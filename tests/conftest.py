@@ -91,7 +91,7 @@ def _spread(cases: list[Any], count: int) -> list[Any]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--cases", type=int, metavar="N", help="run N cases of each test function, another choice each commit"
+        "--cases", type=float, metavar="N", help="run N cases of each test function, 0.5: of each second one; by commit"
     )
 
 
@@ -105,15 +105,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cases = defaultdict(list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
-    chosen = {
-        item
-        for of_one in cases.values()
-        for item in sorted(of_one, key=lambda item: hashlib.sha256(f"{seed} {item.nodeid}".encode()).digest())[
-            : config.option.cases
-        ]
-    }
+    whole, part = divmod(config.option.cases, 1)
+    chosen = set()
+    for function, of_one in cases.items():
+        in_turn = sorted(of_one, key=lambda item: _by_lot(f"{seed} {item.nodeid}"))
+        chosen |= {*in_turn[: int(whole) + (_by_lot(f"{seed} {function}") < part)]}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
+
+
+def _by_lot(text: str) -> float:
+    """A number from 0 to 1."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
 
 
 @cache
