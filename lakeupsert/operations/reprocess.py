@@ -456,7 +456,7 @@ def _job(
         store=table.store,
         inputs=tuple(replace(i, row_groups=groups.get(i.path)) for i in inputs),
         reading=reading,
-        rules=RowRules(spec, entry.received_at, entry.clock_ahead, table.name, table.settings.read.envelope),
+        rules=RowRules(spec, entry.received_at, entry.clock_ahead, table.name, reading.envelope),
         batch_id=entry.batch_id,
         spec_version=entry.spec_version,
         start=start,

@@ -75,6 +75,9 @@ def test_an_update_without_a_long_value_is_refused_in_mode_rows(tmp_path: Path, 
     [row] = stored(table)
     assert (row["id"], len(row["note"]), float(row["amount"])) == (2, 16000, 2.0)
     assert table.append(replay_quarantine=True) is None  # nor does it pass then
+    settings = tmp_path / "lakeupsert.toml"
+    settings.write_text(settings.read_text().replace('envelope = "wal2json"\n', ""))
+    assert not Table.open(settings).reprocess(source="landing").left  # the batch is read as it was read then
 
 
 @pytest.mark.parametrize("version", [1, 2])
