@@ -35,7 +35,7 @@ def count_misplaced(rows: Rows, spec: TableSpec, order: pa.Array, wins: pa.Array
 def _equal_where_both_have(rows: Rows, spec: TableSpec, one: Indices, other: Indices) -> Mask:
     """For n pairs of rows, by index: whether they have equal values. In mode columns a column counts that both rows bring."""
     equal = np.ones(len(one), bool)
-    brought = find_rows_that_bring(rows.take(one), spec), find_rows_that_bring(rows.take(other), spec)
+    brought = [find_rows_that_bring(rows, spec, some) for some in (one, other)]
     for name in (name for name in rows.schema.names if name == DELETE_FLAG or not name.startswith("_")):
         if pa.types.is_nested(rows.schema.field(name).type):  # pyarrow does not compare these
             pairs = zip(rows[name].take(one).to_pylist(), rows[name].take(other).to_pylist(), strict=True)

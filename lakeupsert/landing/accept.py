@@ -413,8 +413,10 @@ def _unavailable(block: Block, name: str, column: pa.Array, unfit: Mask) -> Mask
 
 def _find_incomplete_creates(block: Block, converted: _ConvertedColumns) -> Mask:
     """Which rows lack an unavailable value and begin, so no stored row has it: the key of a row changed at the source."""
+    if not converted.unavailable:
+        return np.zeros(len(block.places), bool)
     operations, _ = block.convert("__op", pa.string())
-    incomplete: Mask = np.logical_or.reduce([np.zeros(len(operations), bool), *converted.unavailable.values()])
+    incomplete: Mask = np.logical_or.reduce([*converted.unavailable.values()])
     return incomplete & as_mask(pc.is_in(operations, pa.array(["c", "r"])))
 
 
@@ -464,15 +466,9 @@ def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> M
 def _refuse_incomplete(block: Block, is_delete: Mask, refusals: _Refusals, spec: TableSpec) -> None:
     """Refuse updates of wal2json without a column that may be stored apart (TOAST): it is left out if it did not change."""
     update = as_mask(pc.equal(block.convert("__action", pa.string())[0], "U")) & ~is_delete
-    t, computed = pa.types, {one.column for one in spec.partition_from}
-    for field in spec.schema:
-        short = (
-            t.is_integer(field.type)
-            or t.is_floating(field.type)
-            or t.is_boolean(field.type)
-            or t.is_temporal(field.type)
-        )
-        if not short and field.name not in computed and not field.name.startswith("__"):
+    computed = {one.column for one in spec.partition_from}
+    for field in spec.schema:  # numbers, dates and times are short
+        if not pa.types.is_primitive(field.type) and field.name not in computed and not field.name.startswith("__"):
             reason = (
                 f"The update lacks column {field.name!r}: PostgreSQL does not send a long value that stayed. "
                 '`mode = "columns"` keeps it, and `ALTER TABLE … REPLICA IDENTITY FULL` sends it. If the source dropped the '

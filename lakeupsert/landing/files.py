@@ -408,10 +408,8 @@ def line_of(store: ObjectReader, example: Example, reading: Reading) -> int | No
     try:
         with open_landed(store, example.path) as source:
             text = Reader.of(source, file, kind_of(file, reading), reading).source
-            while distance > 0 and (
-                read := text.read(min(distance, blocks.BLOCK_BYTES))
-            ):  # more may come than asked for
-                line += read[:distance].count(b"\n")
+            while distance > 0 and (read := text.read(min(distance, blocks.BLOCK_BYTES))):
+                line += read[:distance].count(b"\n")  # more may come than was asked for
                 distance -= len(read)
     except (NotFoundError, UnreadableFileError):
         return None

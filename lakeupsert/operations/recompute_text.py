@@ -279,17 +279,13 @@ def _json_rows(
         try:
             message = json.loads(text, parse_float=_MARKED.format, parse_int=_whole)
             rows = [message] if unwrap is None else unwrap(message)
-        except (
-            ValueError,
-            NoEnvelopeError,
-        ) as e:  # a truncate is of another table; otherwise there would be no such batch
-            if begin in refused or isinstance(e, TruncateError):
+        except (ValueError, NoEnvelopeError) as e:
+            if begin in refused or isinstance(e, TruncateError):  # of another table, or there would be no such batch
                 continue
             raise
         for number, row in enumerate(rows):
-            if (
-                isinstance(row, dict) and begin + number not in refused
-            ):  # a message without a row is the name of its kind
+            # A message without a row is the name of its kind.
+            if isinstance(row, dict) and begin + number not in refused:
                 if reading.types and message.keys() == {"schema", "payload"}:
                     row = _as_stated(row, message["schema"], reading, types)
                 yield {name: _json_text(value) for name, value in row.items()}

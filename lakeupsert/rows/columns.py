@@ -100,11 +100,11 @@ def brought_columns(rows: Rows, spec: TableSpec) -> Iterator[tuple[list[str], Ro
         yield list(dict.fromkeys([*always, *names])), rows.filter(pc.equal(encoded.indices, number))
 
 
-def find_rows_that_bring(rows: Rows, spec: TableSpec) -> dict[str, Mask]:
-    """For each column of a table in mode columns: which of n accepted rows bring it. {} in mode rows, where all do."""
+def find_rows_that_bring(rows: Rows, spec: TableSpec, some: Indices) -> dict[str, Mask]:
+    """For each column of a table in mode columns: which of n accepted rows, by index, bring it. {} in mode rows, where all do."""
     if spec.mode == "rows":
         return {}
-    bits = _unpack(pc.fill_null(rows[HAS].combine_chunks(), b""), spec.last_field_id + 1)
+    bits = _unpack(pc.fill_null(rows[HAS].take(some).combine_chunks(), b""), spec.last_field_id + 1)
     return {name: bits[:, id_] for _, of_group in spec.columns_of for name, id_ in of_group.items()}
 
 

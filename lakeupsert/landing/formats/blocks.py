@@ -262,9 +262,7 @@ class ArrowBlock:
 
     def without(self, places: Collection[int]) -> "ArrowBlock":
         """The block without the rows at some places."""
-        kept = ~np.isin(self.places, list(places))
-        columns = {name: column.filter(pa.array(kept)) for name, column in self.columns.items()}
-        return replace(self, columns=columns, places=self.places[kept])
+        return self.choose(~np.isin(self.places, list(places)), self.malformed, self.skipped)
 
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return to_json_values(self.columns[name].take(pa.array(rows, pa.int64())))

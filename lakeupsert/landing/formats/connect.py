@@ -287,16 +287,13 @@ _PLAIN = {
 _TIME, _MOMENT, _NANOS = "io.debezium.time.", pa.timestamp("us"), pa.timestamp("ns")
 _ENCODINGS: dict[tuple[object, object], Encoding] = {
     **{
-        ("int32", f"{room}Date"): _moments(pa.date32())
+        (kind, f"{room}{name}"): encoding
         for room in (_TIME, "org.apache.kafka.connect.data.")
-    },
-    **{
-        ("int32", f"{room}Time"): _moments(pa.time64("us"), 1000)
-        for room in (_TIME, "org.apache.kafka.connect.data.")
-    },
-    **{
-        ("int64", f"{room}Timestamp"): _moments(_MOMENT, 1000)
-        for room in (_TIME, "org.apache.kafka.connect.data.")
+        for kind, name, encoding in (
+            ("int32", "Date", _moments(pa.date32())),
+            ("int32", "Time", _moments(pa.time64("us"), 1000)),
+            ("int64", "Timestamp", _moments(_MOMENT, 1000)),
+        )
     },
     ("int64", f"{_TIME}MicroTime"): _moments(pa.time64("us")),
     ("int64", f"{_TIME}NanoTime"): _moments(pa.time64("ns")),
