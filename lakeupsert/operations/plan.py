@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lakeupsert.config import Reading, cores
-from lakeupsert.errors import RefusedError
+from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import (
     TYPED,
     WHOLE_BYTES,
@@ -254,7 +254,13 @@ def _expected_spec(table: OpenTable, files: Sequence[LandingInput], known: Table
 
 
 def _first_spec(table: OpenTable, surveys: Mapping[LandingInput, Survey], sizes: Mapping[str, int]) -> _ExpectedSpec:
-    spec, warnings = plan_spec(table, None, list(surveys.values()), ahead=True)
+    try:
+        spec, warnings = plan_spec(table, None, list(surveys.values()), ahead=True)
+    except ConfigurationError as e:
+        if e.code != "unfit-type" or all(s.typed for s in surveys.values()):
+            raise
+        spec, warnings = plan_spec(table, None, list(surveys.values()), ahead=True, fitted=True)
+        warnings.append(f"rows with other values go to quarantine; if no row is left, the run fails: {e.message}")
     largest = max(surveys, key=lambda f: f.size)
     rows = first_rows(table.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), table.settings.reading)
     sample = tuple((len(part), parquet_bytes(part)) for part in (rows.slice(0, 1), rows) if len(part))

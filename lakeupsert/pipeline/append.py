@@ -112,6 +112,7 @@ class _Plan:
         unreadable: files that can't be read, with the reason; each becomes one quarantined row.
         damaged: those of them whose etag says nothing. Every night reads them again, until they are whole.
         warnings: of the spec.
+        unfit: why the settings refuse the types that the files show. The spec has others: maybe only refused rows show these.
     """
 
     job: AppendJob
@@ -119,6 +120,7 @@ class _Plan:
     unreadable: dict[str, str]
     damaged: frozenset[str]
     warnings: tuple[str, ...]
+    unfit: ConfigurationError | None
 
 
 def append(  # the options of `Table.append`, one by one
@@ -196,9 +198,15 @@ def _attempt(
     reports = [*host.run(plan.job, progress), *quarantine_unreadable(plan.job, plan.unreadable)]
     written = {f.name for r in reports if isinstance(r, Written) for f in r.files}
     files = written | {r.file.name for r in reports if isinstance(r, Refused)}
-    if _note_failures(table, ground, plan, reports, notes) or _note_refused(table, host, ground, plan, reports, notes):
+    try:
+        if _note_failures(table, ground, plan, reports, notes) or _note_refused(
+            table, host, ground, plan, reports, notes
+        ):
+            table.discard(files)
+            return LOST
+    except ConfigurationError:
         table.discard(files)
-        return LOST
+        raise
     try:
         refuse_truncate(table, ground, reports)
         refuse_misplaced(table, plan.job.spec, reports)
@@ -270,12 +278,16 @@ def _plan(
     if rowless and table.settings.read.envelope:
         return None
     planned = tuple(s for s in surveys if notes.planned.get(s.path, True))
+    unfit = None
     try:
         spec, warnings = plan_spec(table, ground.spec, planned)
     except ConfigurationError as e:
         if rowless and (e.code == "open-column" or not any(s.schema for s in surveys)):
             return None
-        raise
+        if e.code != "unfit-type" or all(s.typed for s in planned):
+            raise
+        unfit = e
+        spec, warnings = plan_spec(table, ground.spec, planned, fitted=True)
     if request.full and table.settings.full_extract == "replace":
         spec = spec.requiring(REPLACING_EXTRACTS)  # who does not know these would compare what they replace
     groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
@@ -287,7 +299,7 @@ def _plan(
         inferred=spec is not ground.spec and not all(s.typed for s in planned),
         compared=min(1.0, COMPARED_BYTES / max(1, sum(i.size for i in readable))),
     )
-    return _Plan(job, planned, unreadable, frozenset(notes.damaged & unreadable.keys()), tuple(warnings))
+    return _Plan(job, planned, unreadable, frozenset(notes.damaged & unreadable.keys()), tuple(warnings), unfit)
 
 
 def _survey(
@@ -325,10 +337,15 @@ def _note_failures(table: OpenTable, ground: Ground, plan: _Plan, reports: Seque
 def _note_refused(
     table: OpenTable, host: Host, ground: Ground, plan: _Plan, reports: Sequence[Report], notes: _FileNotes
 ) -> bool:
-    """Add rows that were refused to ``notes``; whether the spec would be another one without the types that their values show."""
+    """Add rows that were refused to ``notes``; whether the spec would be another one without the types that their values show.
+
+    Raises ConfigurationError if accepted rows, too, show types that the settings refuse, or if no row is accepted.
+    """
     read = [r for r in reports if isinstance(r, FileRead)]
     found = {r.path: r.refused for r in read if set(r.refused) - {*notes.refused.get(r.path, ())}}
     if not found or not any(r.accepted for r in read):
+        if plan.unfit is not None:
+            raise plan.unfit
         return False
     for path, places in found.items():
         notes.refused[path] = tuple(sorted({*places, *notes.refused.get(path, ())}))

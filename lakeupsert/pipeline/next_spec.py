@@ -20,7 +20,7 @@ from lakeupsert.landing.formats.dates import is_dated
 from lakeupsert.landing.formats.dominant import DominantType, combine
 from lakeupsert.landing.formats.inference import known_part, unify
 from lakeupsert.landing.formats.positions import LOG_POSITION
-from lakeupsert.pipeline.open_columns import Types, known_types, open_parts
+from lakeupsert.pipeline.open_columns import Types, fitted_types, known_types, open_parts
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.quarantine_limit import truncated
 from lakeupsert.rows.convert import texts_like
@@ -32,18 +32,19 @@ from lakeupsert.table.types import normalize, same_values, type_name, widen
 
 
 def plan_spec(
-    table: OpenTable, known: TableSpec | None, surveys: Sequence[Survey], *, ahead: bool = False
+    table: OpenTable, known: TableSpec | None, surveys: Sequence[Survey], *, ahead: bool = False, fitted: bool = False
 ) -> tuple[TableSpec, list[str]]:
     """The spec that a batch is written under, and warnings. It is ``known`` itself if no column came or grew.
 
     Columns grow to the types that the files have, and to those given in the configuration. ``ahead``: the warnings are about a
-    batch that is only planned.
+    batch that is only planned. ``fitted``: a new table's columns have types that its settings accept (`fitted_types`).
     """
     names, given = table.declaration.given_types(known.schema.names if known is not None else ())
     if known is not None:
         _refuse_other_keys(table, known, given)
     observed = _observed_types(known, surveys, names)
     if known is None:
+        observed = fitted_types(table.declaration, observed, given) if fitted else observed
         return _first_spec(table, surveys, observed, given, ahead=ahead)
     own = {field.name: field.type for field in known.schema}
     grown = {name: part for name in observed if name in own and (part := known_part(observed[name])) is not None}

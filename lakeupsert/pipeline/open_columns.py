@@ -15,6 +15,8 @@ from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.formats.inference import known_part, without_nulls
 from lakeupsert.pipeline.declared import Declaration
+from lakeupsert.table.spec import PartitionColumn
+from lakeupsert.table.types import is_partition_type
 
 Types = Mapping[str, pa.DataType]
 
@@ -51,6 +53,26 @@ def _refuse_open(declaration: Declaration, name: str, type_: pa.DataType) -> Non
         next=f"give it a type under [tables.{declaration.name}.schema], for example `{toml_key(name)} = "
         '"bigint"`, or run again once a file has a value in it',
     )
+
+
+def fitted_types(declaration: Declaration, observed: Types, given: Types) -> dict[str, pa.DataType]:
+    """``observed``, with a type that the settings accept for each column whose type they refuse: rows that do not fit it would be
+    refused anyway, and other rows may show another type once those are left out."""
+    parts = [PartitionColumn.parse(text) for text in declaration.settings.partition_by]
+    moments = {one.source for one in parts if one.source}
+    whole = {one.column for one in parts} - moments
+    types: dict[str, pa.DataType] = {}
+    for name, type_ in observed.items():
+        nested = pa.types.is_nested(type_) and (
+            name in declaration.deciding_columns or declaration.settings.ties == "content"
+        )
+        if name in given or pa.types.is_null(type_):
+            types[name] = type_
+        elif name in moments and pa.types.is_string(type_):
+            types[name] = pa.timestamp("us")
+        else:
+            types[name] = pa.string() if nested or (name in whole and not is_partition_type(type_)) else type_
+    return types
 
 
 def open_parts(declaration: Declaration, observed: Types, given: Types, own: Types, *, ahead: bool) -> list[str]:

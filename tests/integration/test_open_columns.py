@@ -172,6 +172,35 @@ def test_refused_row_decides_no_type(tmp_path: Path, kind: str, *, is_first: boo
     lake.prove()
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("column", "good", "refused", "type_", "settings"),
+    [
+        ("at", "2020-01-01", "soon", "date32[day]", {"partition_by": ["date(at) as on"]}),
+        ("at", "2020-01-01 10:00:00", "soon", "timestamp[us]", {"partition_by": ["year(at)"]}),
+        ("part", 1, 1.5, "int64", {"partition_by": ["part"]}),
+        ("tags", "x", [1], "string", {"ties": "content"}),
+    ],
+)
+def test_refused_row_gives_no_column_a_type_that_settings_refuse(
+    tmp_path: Path, kind: str, column: str, good: Any, refused: Any, type_: str, settings: Any
+) -> None:
+    """The first batch was refused (`unfit-type`), and still is if accepted rows show that type."""
+    if kind == "csv" and column == "tags":
+        return  # has no lists
+    lake = Lake(tmp_path / "one", quarantine_limit=100, **settings)
+    rows = [{**KEYED, column: good}, {**KEYED, "id": None, column: refused}]
+    lake.night(f"1.{kind}", in_format(kind, rows))
+    assert lake.types()[column] == type_
+    assert len(lake.rows()) == 1
+    lake.prove()
+    none = Lake(tmp_path / "none", quarantine_limit=100, **settings)
+    with pytest.raises(ConfigurationError) as raised:
+        none.night(f"1.{kind}", in_format(kind, [{**KEYED, "id": f"k{i}", column: refused} for i in range(2)]))
+    assert raised.value.code == "unfit-type"
+    assert not list((tmp_path / "none" / "processed").rglob("*.parquet")), "nothing is left of the attempt"
+
+
 def test_order_is_open_if_only_a_refused_row_has_one(tmp_path: Path) -> None:
     lake = Lake(tmp_path, quarantine_limit=100)
     with pytest.raises(ConfigurationError) as raised:
