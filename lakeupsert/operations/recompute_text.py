@@ -23,7 +23,7 @@ from msgspec.structs import asdict, replace
 
 from lakeupsert.config import Reading
 from lakeupsert.landing.files import format_of
-from lakeupsert.landing.formats.envelopes import NoEnvelopeError, Row, TruncateError, unwrap_of
+from lakeupsert.landing.formats.envelopes import Found, NoEnvelopeError, Row, TruncateError, unwrap_of
 from lakeupsert.landing.formats.escapes import LETTERS
 from lakeupsert.landing.formats.inference import is_number, is_text
 from lakeupsert.landing.formats.unpacked import UNDECODABLE, compression_of, is_utf8
@@ -278,12 +278,21 @@ def _json_rows(
             continue
         try:
             message = json.loads(text, parse_float=_MARKED.format, parse_int=_whole)
-            rows = [message] if unwrap is None else unwrap(message)
-        except (ValueError, NoEnvelopeError) as e:
-            if begin in refused or isinstance(e, TruncateError):  # of another table, or there would be no such batch
+            rows: Sequence[Found] = [message] if unwrap is None else unwrap(message)
+        except NoEnvelopeError as e:
+            rows = [e]
+        except ValueError:
+            if begin in refused:
                 continue
             raise
         for number, row in enumerate(rows):
+            # A truncate is of another table, or there would be no such batch.
+            if (
+                isinstance(row, NoEnvelopeError)
+                and not isinstance(row, TruncateError)
+                and begin + number not in refused
+            ):
+                raise row
             # A message without a row is the name of its kind.
             if isinstance(row, dict) and begin + number not in refused:
                 if reading.types and message.keys() == {"schema", "payload"}:

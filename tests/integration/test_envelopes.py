@@ -229,6 +229,36 @@ def test_other_messages_go_to_quarantine(tmp_path: Path, envelope: str, message:
     assert (entry.quarantined, entry.rows_read, entry.skipped) == ({"malformed": 1}, 2, {})
 
 
+def test_a_change_that_can_not_be_read_is_refused_without_the_others_of_its_transaction(tmp_path: Path) -> None:
+    def change(kind: str, table: str, id: object, **more: object) -> dict[str, Any]:
+        return {"kind": kind, "table": table, "columnnames": ["id"], "columnvalues": [id], **more}
+
+    changes = [
+        change("insert", "orders", 1),
+        change("insert", "orders", 2, columnvalues=[]),
+        change("truncate", "customers", None),
+        change("update", "orders", 4, oldkeys={"keynames": ["id"], "keyvalues": [1]}),
+        change("teleport", "orders", 3),
+    ]
+    settings = 'order_by = ["__log_position"]\npartition_by = []\nquarantine_limit = "100%"\n'
+    delete = '[tables.t.delete]\ncolumn = "__action"\nvalues = ["D"]\n'
+    table = configure(tmp_path, "wal2json", settings, 'only = { __table = "orders" }\n', delete)
+    land(tmp_path / "landing/1.jsonl", [{"nextlsn": "0/10", "change": changes}])
+    entry = table.run().append.entry
+    assert (entry.quarantined, entry.rows_read, entry.skipped) == ({"malformed": 2}, 5, {OTHER: 1})
+    assert [row["id"] for row in stored(table)] == [4]
+    refused = table.quarantine().read_all().to_pylist()
+    assert [(row["position"], row["line"], json.loads(row["raw"])) for row in refused] == [
+        (1, 1, changes[1]),
+        (5, 1, changes[4]),
+    ]
+    own = [change("insert", "orders", 5), change("truncate", "orders", None)]
+    land(tmp_path / "landing/2.jsonl", [{"nextlsn": "0/20", "change": own}])
+    with pytest.raises(RefusedError) as e:
+        table.run()
+    assert e.value.code == "truncated-source"
+
+
 @pytest.mark.parametrize("envelope", ["wal2json-1", "wal2json-2", "singer", "airbyte"])
 def test_init_finds_the_envelope_its_deletes_and_its_tables(tmp_path: Path, envelope: str) -> None:
     (tmp_path / "landing").mkdir()

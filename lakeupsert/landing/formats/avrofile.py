@@ -159,17 +159,18 @@ def _block(rows: Sequence[Row], place: int, wanted: Mapping[str, _Column], unwra
         flat_rows, numbers = [], []
         for i, row in enumerate(rows):
             try:
-                [flattened] = unwrap(row)
+                [found] = unwrap(row)
             except NoEnvelopeError as e:
+                found = e
+            if isinstance(found, NoEnvelopeError):
                 raw = json.dumps(row, default=str).encode()
-                truncate = e.event if isinstance(e, TruncateError) else None
-                malformed.append(MalformedRecord(place + i, str(e), raw, truncate=truncate))
+                truncate = found.event if isinstance(found, TruncateError) else None
+                malformed.append(MalformedRecord(place + i, str(found), raw, truncate=truncate))
+            elif isinstance(found, str):
+                skipped[found] += 1
             else:
-                if isinstance(flattened, str):
-                    skipped[flattened] += 1
-                else:
-                    flat_rows.append(flattened)
-                    numbers.append(i)
+                flat_rows.append(found)
+                numbers.append(i)
         rows, places = flat_rows, places[numbers]
     columns = {name: _array(name, column, rows) for name, column in wanted.items()}
     return ArrowBlock(columns, places, malformed, skipped=skipped)

@@ -20,7 +20,12 @@ TABLE_NAMES = ("__source_table", "__table_name", "__table", "__stream")
 
 
 class NoEnvelopeError(Exception):
-    """The message is not of this kind, or does not hold a row; says why."""
+    """The message is not of this kind, or does not hold a row; says why.
+
+    ``part``: the part of the message that it is about, if the message has others.
+    """
+
+    part: object = None
 
 
 class TruncateError(NoEnvelopeError):
@@ -32,6 +37,10 @@ class TruncateError(NoEnvelopeError):
     def __init__(self, message: str, event: Row) -> None:
         super().__init__(message)
         self.event = event
+
+
+Found = Row | Skipped | NoEnvelopeError
+"""A row of a message, the kind of one without a row, or why a part of a message has none."""
 
 
 def debezium(message: object, *, positions: bool = False) -> Row | Skipped:
@@ -117,14 +126,20 @@ class Wal2json:
         self._commit: object = None
         self._rows = 0
 
-    def __call__(self, message: object) -> Sequence[Row | Skipped]:
+    def __call__(self, message: object) -> Sequence[Found]:
         if type(message) is not dict or not ("action" in message or type(message.get("change")) is list):
             raise NoEnvelopeError("Not a message of wal2json: it has no `action`, and no list `change`.")
         if "action" in message:
             return self._version_2(message)
         self._begin(message)
-        changes = message["change"]
-        return [row for change in changes for row in self._rows_of_version_1(message, change)] or ["transaction marker"]
+        found: list[Found] = []
+        for change in message["change"]:
+            try:
+                found += self._rows_of_version_1(message, change)
+            except NoEnvelopeError as e:  # the other changes of the transaction count
+                e.part = change
+                found.append(e)
+        return found or ["transaction marker"]
 
     def _begin(self, message: Row) -> None:
         self._commit, self._rows = message.get("nextlsn"), 0
@@ -231,8 +246,8 @@ def _scalars(fields: object) -> Sequence[tuple[str, object]]:
     return [(n, v) for n, v in fields.items() if type(v) not in (dict, list)] if type(fields) is dict else []
 
 
-Unwrap = Callable[[object], Row | Skipped | Sequence[Row | Skipped]]
-"""From a message to its row, rows, or kind. It takes the messages of one file, one after another."""
+Unwrap = Callable[[object], Row | Skipped | Sequence[Found]]
+"""From a message to its row, kind, or several of both. It takes the messages of one file, one after another."""
 
 _UNWRAP: dict[EnvelopeName, Callable[[Reading], Unwrap]] = {
     "debezium": lambda reading: partial(debezium, positions=reading.positions),
@@ -243,7 +258,7 @@ _UNWRAP: dict[EnvelopeName, Callable[[Reading], Unwrap]] = {
 }
 
 
-RowsOf = Callable[[object], Sequence[Row | Skipped]]
+RowsOf = Callable[[object], Sequence[Found]]
 
 
 def unwrap_of(reading: Reading) -> RowsOf | None:
@@ -252,7 +267,7 @@ def unwrap_of(reading: Reading) -> RowsOf | None:
         return None
     unwrap = _UNWRAP[reading.envelope](reading)
 
-    def rows_of(message: object) -> Sequence[Row | Skipped]:
+    def rows_of(message: object) -> Sequence[Found]:
         found = unwrap(message)
         return [found] if isinstance(found, dict | str) else found
 

@@ -261,8 +261,7 @@ def decode_each(
     """
     rows, numbers, offsets = [], [], list[int]()
     schemas: list[RowSchema] = []
-    malformed: list[tuple[int, str]] = []
-    truncates: dict[int, Row] = {}
+    refused: list[tuple[int, int, NoEnvelopeError]] = []
     skipped: Counter[str] = Counter()
     for i, text in enumerate(texts):
         if not text.strip():
@@ -270,12 +269,10 @@ def decode_each(
         try:
             value = _decode(text)
             found: Sequence[object] = unwrap(value) if unwrap else [value]
-            reason = "Not a JSON object."
         except _NOT_JSON as e:
-            found, reason = [None], f"Not JSON: {e}{_NO_NUMBER if _NAN.search(text) else ''}"
+            found = [NoEnvelopeError(f"Not JSON: {e}{_NO_NUMBER if _NAN.search(text) else ''}")]
         except NoEnvelopeError as e:
-            found, reason = [None], str(e)
-            truncates |= {i: e.event} if isinstance(e, TruncateError) else {}
+            found = [e]
         for number, row in enumerate(found):  # each of a message begins at a byte of its own, since a row has several
             if type(row) is dict:
                 rows.append(row)
@@ -285,12 +282,14 @@ def decode_each(
             elif unwrap and isinstance(row, str):
                 skipped[row] += 1
             else:
-                malformed.append((i, reason))
-    lines = line_numbers(part, places, [i for i, _ in malformed])
-    records = [
-        MalformedRecord(int(places[i]), reason, texts[i].rstrip(b"\r"), line, truncates.get(i))
-        for (i, reason), line in zip(malformed, lines, strict=True)
-    ]
+                why = row if isinstance(row, NoEnvelopeError) else NoEnvelopeError("Not a JSON object.")
+                refused.append((i, number, why))
+    lines = line_numbers(part, places, [i for i, _, _ in refused])
+    records = []
+    for (i, number, why), line in zip(refused, lines, strict=True):
+        raw = texts[i].rstrip(b"\r") if why.part is None else (_text_of(why.part) or "").encode()
+        truncate = why.event if isinstance(why, TruncateError) else None
+        records.append(MalformedRecord(int(places[i]) + number, str(why), raw, line, truncate))
     written = None if unwrap else [texts[i] for i in numbers]
     own = schemas if any(one is not NO_SCHEMA for one in schemas) else ()
     return JsonBlock(rows, written, places[numbers] + np.array(offsets, np.int64), records, part, skipped, own)
