@@ -571,7 +571,10 @@ class Table:
     @_public
     @_configured
     def tag(self, name: str, snapshot: str | int | date | None = "published") -> Link[Snapshot] | None:
-        """Tag a snapshot, which is kept as long as it has a tag; None removes the tag. Returns None if nothing had to change."""
+        """Tag a snapshot, which is kept as long as it has a tag; None removes the tag. Returns None if nothing had to change.
+
+        Raises ConfigurationError if there is no such snapshot, or no such tag to remove.
+        """
         return tag(self._table, name, snapshot)
 
     def columns(self) -> list[Column]:

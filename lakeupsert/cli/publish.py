@@ -10,6 +10,7 @@ from lakeupsert.cli.options import log_option
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.config import PublisherName
+from lakeupsert.operations.snapshots import refuse_unfit_tag
 
 
 @main.command()
@@ -30,9 +31,11 @@ def publish(call: Call, tag: str | None, to: PublisherName | None, reset: bool, 
       lakeupsert publish --tag before-migration
     """
     with call.open_table() as table:
-        published = table.publish(to=to, reset=reset)
+        if tag is not None:
+            refuse_unfit_tag(tag)
         if untag is not None:
             table.tag(untag, None)
+        published = table.publish(to=to, reset=reset)
         if tag is not None:
             table.tag(tag)
         result, facts = output.publish_result(published), output.publish_facts(published)

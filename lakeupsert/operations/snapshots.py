@@ -41,26 +41,43 @@ def list_tags(table: OpenTable) -> dict[str, int]:
     return head.body.tags if head else {}
 
 
+def refuse_unfit_tag(name: str) -> None:
+    """Raises ConfigurationError for a tag that readers would take for something else."""
+    if name in ("published", "latest") or name[:1].isdigit() or not name:
+        raise ConfigurationError(
+            "unfit-tag",
+            f"{name!r} can't be a tag: it would be read as a number, a time, or one of the words published and latest. Nothing "
+            "was published.",
+            next="choose a name that begins with a letter",
+        )
+
+
 def tag(table: OpenTable, name: str, snapshot: str | int | date | None) -> Link[Snapshot] | None:
-    """Give a snapshot a tag, or with None remove the tag; returns None if nothing had to change."""
+    """Give a snapshot a tag, or with None remove the tag; returns None if nothing had to change.
+
+    Raises ConfigurationError if there is no such snapshot, or no such tag to remove.
+    """
+    refuse_unfit_tag(name)
     link = None if snapshot is None else choose(table.objects, snapshot)
     number = link.number if link else None
     if link is not None:  # of several that show the same, the one that `list_snapshots` lists
         number = min([link.number, *(s.number for s in list_snapshots(table) if s.body.shows(link.body))])
-    if name in ("published", "latest") or name[:1].isdigit() or not name:
-        raise ConfigurationError(
-            "unfit-tag",
-            f"{name!r} can't be a tag: it would be read as a number, a time, or one of the words published and latest.",
-            next="choose a name that begins with a letter",
-        )
 
     def build(head: Link[Snapshot] | None) -> Snapshot | None:
-        if head is None or head.body.tags.get(name) == number:
+        tags = head.body.tags if head else {}
+        if number is None and name not in tags:
+            there = f"the tags are {', '.join(map(repr, sorted(tags)))}" if tags else "there is none"
+            raise ConfigurationError(
+                "unknown-snapshot",
+                f"{name!r} is not a tag: {there}. Nothing was published.",
+                next="`lakeupsert history` lists the snapshots and their tags",
+            )
+        if head is None or tags.get(name) == number:
             return None
         if number is not None and not head.body.keeps(number):  # a vacuum may have expired it meanwhile
             raise expired_snapshot(number, head)
-        tags = {n: at for n, at in head.body.tags.items() if n != name}
-        return msgspec.structs.replace(head.body, tags=tags if number is None else {**tags, name: number})
+        others = {n: at for n, at in tags.items() if n != name}
+        return msgspec.structs.replace(head.body, tags=others if number is None else {**others, name: number})
 
     appended = table.extend_snapshots(build)
     catch_up(table)

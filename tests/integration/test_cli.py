@@ -322,6 +322,22 @@ def test_publish_says_which_snapshot_has_the_tag(lake: Path) -> None:
     assert answer("publish", "--untag", "first")["result"]["tags"] == {"again": 0}
 
 
+def test_publish_refuses_a_tag_that_is_not_there_before_it_publishes(lake: Path) -> None:
+    assert answer("publish", "--untag", "first", code=2)["error"]["code"] == "unknown-snapshot"
+    land(night(1))
+    done("append")
+    with Table.open("lakeupsert.toml") as table:
+        table.dedupe(workers=1)
+    for option, name, code in (("--untag", "first", "unknown-snapshot"), ("--tag", "latest", "unfit-tag")):
+        assert answer("publish", option, name, code=2)["error"]["code"] == code
+        assert answer("status")["result"]["snapshot"] is None
+    done("publish", "--tag", "first", "--tag", "second")
+    error = answer("publish", "--untag", "first", code=2)["error"]
+    assert error["code"] == "unknown-snapshot"
+    assert "'second'" in error["message"]
+    assert answer("publish", "--untag", "second", "--tag", "third")["result"]["tags"] == {"third": 0}
+
+
 @pytest.mark.parametrize(
     ("word", "command"),
     [

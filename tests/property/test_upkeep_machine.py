@@ -391,7 +391,8 @@ class UpkeepMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(["x", "y"]), data=st.data())
     def tag(self, name: str, data: Any) -> None:
         numbers = [link.number for link in self.lake.table.snapshots()]
-        self.lake.table.tag(name, data.draw(st.sampled_from([*numbers, None])))
+        there = [None] if name in self.lake.table.tags() else []
+        self.lake.table.tag(name, data.draw(st.sampled_from([*numbers, *there])))
         self.note_what_expired()  # what the name alone had kept
 
     @precondition(lambda self: self.lake.entries())
