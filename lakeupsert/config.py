@@ -9,7 +9,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -35,6 +35,7 @@ _TYPES = {
     "str": "text in quotes",
 }
 """What people call msgspec's types of values."""
+_TYPES_OF = {"array": list, "bool": bool, "float": float, "int": int, "object": dict, "str": str}
 _SECRET = re.compile(r"(?i)(^|&)(sig|[^=&]*(key|secret|token|password)[^=&]*)=")
 
 _CATALOG_SECRET = re.compile(
@@ -338,8 +339,8 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
             return limit
         if refused > QUARANTINE_FLOOR:
             return limit if is_first else f"{limit} of the rows, or {QUARANTINE_FLOOR} rows if that is more"
-        why = "this is the table's first batch" if is_first else "these are all rows of the batch"
-        return f"{limit}. Up to {QUARANTINE_FLOOR} refused rows are usually allowed, but {why}"
+        case = "in a table's first batch" if is_first else "if all rows of a batch are refused"
+        return f"{limit} {case} (otherwise also up to {QUARANTINE_FLOOR} rows)"
 
 
 QUARANTINE_FLOOR = 10
@@ -801,23 +802,50 @@ def _settings(path: str, name: str, raw: dict[str, object]) -> TableSettings:
 
 
 def _why_unfit(raw: dict[str, object], e: msgspec.ValidationError) -> str:
-    """What a person has to change: msgspec names the types of JSON."""
-    wrong = re.fullmatch(r"Expected `(\w+)(?: \| null)?`, got `\w+` - at `\$\.([\w.]+)(\[\.\.\.\])?`", str(e))
-    setting = re.search(r"\$\.(\w+)", str(e))
-    found = raw.get(setting[1]) if setting else None
-    if wrong and wrong[3] and wrong[1] == "str" and isinstance(found, dict):
-        key, value = next((key, value) for key, value in found.items() if not isinstance(value, str))
-        return f"{wrong[2]}.{key} must be {_TYPES['str']}, and is {value!r}"
-    if wrong and not wrong[3] and wrong[1] in _TYPES:
-        must = f"{wrong[2]} must be {_TYPES[wrong[1]]}"
-        if "." in wrong[2]:
-            return must
-        return f"{must}: {wrong[2]} = [{json.dumps(found)}]" if wrong[1] == "array" else f"{must}, and is {found!r}"
-    value = "" if found is None else f" (found {found!r})"
-    choices = get_args(get_type_hints(TableSettings).get(setting[1])) if setting else ()
-    if "enum" in str(e) and choices:
-        value += f"; expected {', '.join(map(repr, choices))}"
-    return f"{e}{value}"
+    """The setting, what it must be and what it is: msgspec names the types of JSON, and no key of a table."""
+    text, _, path = str(e).rpartition(" - at `$.")
+    steps = re.findall(r"\w+|\[\d+\]|\[\.{3}\]", path)
+    expected = re.match(r"Expected `([^`]+)`( of length)?(?: >= (\d+))?(?:, got `(\w+)`)?", text)
+    got = expected and expected[4]
+    found = list(_settings_at(raw, steps))
+    name, value = next((one for one in found if (_json_type(one[1]) == got if got else not one[1])), found[0])
+    if missing := re.match(r"Object missing required field `(\w+)`", text):
+        return f"{name} lacks {missing[1]}"
+    if expected is None:
+        must = " or ".join(map(repr, _choices(steps)))
+    else:
+        must = " or ".join(_TYPES.get(one, one) for one in expected[1].split(" | ") if one != "null")
+        must += " that is not empty" if expected[2] else f" of at least {expected[3]}" if expected[3] else ""
+    if must == _TYPES["array"]:
+        return f"{name} must be a list: {name.rpartition('.')[2]} = [{json.dumps(value, default=str)}]"
+    return f"{name} must be {must}" + ("" if isinstance(value, dict) else f", and is {value!r}")
+
+
+def _settings_at(value: object, steps: Sequence[str]) -> Iterator[tuple[str, object]]:
+    """Name and value of the settings at a path of msgspec, in which ``[...]`` is any key of a table."""
+    if not steps:
+        yield "", value
+    elif isinstance(value, dict):
+        for key in value if steps[0] == "[...]" else steps[:1]:
+            for name, one in _settings_at(value[key], steps[1:]):
+                yield f"{toml_key(key)}{'.' * (name[:1] not in ('', '['))}{name}", one
+    elif isinstance(value, list):
+        index = int(steps[0][1:-1])
+        for name, one in (pair for item in value[index : index + 1] for pair in _settings_at(item, steps[1:])):
+            yield f"{steps[0]}{'.' * (name[:1] not in ('', '['))}{name}", one
+
+
+def _choices(steps: Sequence[str]) -> tuple[object, ...]:
+    """The values that the setting at a path of msgspec may have."""
+    hint: type = TableSettings
+    for step in steps:
+        hint = get_args(hint)[step == "[...]"] if step[0] == "[" else get_type_hints(hint)[step]
+        hint = get_args(hint)[0] if type(None) in get_args(hint) else hint
+    return get_args(hint)
+
+
+def _json_type(value: object) -> str:
+    return next((name for name, its in _TYPES_OF.items() if type(value) is its), "")
 
 
 def _with_texts(raw: dict[str, object]) -> dict[str, object]:

@@ -164,7 +164,8 @@ def _text(found: "Proposal", target: Path, steps: str) -> str:
     for name, choice in found.settings.items():
         value = choice.value
         if isinstance(value, dict):
-            value = f"{value['column']}: {', '.join(value['values'])}"
+            known = value.get("not_null")
+            value = f"not_null: {known}" if known else f"{value['column']}: {', '.join(value['values'])}"
         elif isinstance(value, list):
             value = ", ".join(value)
         empty = "left open" if name in found.open else "none"

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 LABEL_WIDTH = 13
 MOST_NAMES = 3
 """How many partitions a text names before it only counts the rest."""
-NOT_CHECKED = "manifests (`lakeupsert doctor`), rows (`lakeupsert reconcile`), values (`lakeupsert reconcile --deep`)"
+NOT_CHECKED = (
+    "manifests (`lakeupsert doctor`)",
+    "rows (`lakeupsert reconcile`)",
+    "values (`lakeupsert reconcile --deep`)",
+)
 """What a verdict of `status` does not rest on."""
 BELOW_FLOOR = (
     "below_floor, unknown keys older than forgotten deletes or than a full extract (see `lakeupsert quarantine`)"
@@ -343,7 +347,8 @@ def totals_facts(totals: "MergeTotals") -> list[Fact]:
 
 def _changed_keys(changes: "Sequence[Changes]") -> str:
     totals = [(name, sum(getattr(c, name) for c in changes)) for name in changes[0].__struct_fields__]
-    return ", ".join(f"{total:,} {name.replace('_', ' ')}" for name, total in totals if total)
+    words = ((name.replace("_", " "), total) for name, total in totals if total)
+    return ", ".join(f"{total:,} {name.replace('deletes', 'delete') if total == 1 else name}" for name, total in words)
 
 
 def predicted_facts(ran: "RunResult") -> list[Fact]:
@@ -402,7 +407,7 @@ def status_facts(status: "Status") -> list[Fact]:
             else []
         ),
         *([("skipped", f"{skipped_records(status.skipped)}, of all batches")] if status.skipped else []),
-        ("not checked", NOT_CHECKED),
+        *zip(("not checked", "", ""), NOT_CHECKED, strict=True),
         *(
             (name, "not known" if standing.behind is None else f"{count(standing.behind, 'snapshot')} behind")
             for name, standing in status.publishers.items()

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.config import Reading, of_table
+from lakeupsert.config import Reading, of_table, toml_key
 from lakeupsert.landing.files import (
     Reader,
     check_unchanged,
@@ -518,7 +518,8 @@ def _hint(name: str, type_: pa.DataType, value: object, *, is_text: bool) -> str
         finer = pa.timestamp("us" if digits <= _DIGITS["us"] else "ns", type_.tz)
         retype = shlex.join(["lakeupsert", "schema", "retype", name, str(finer)])
         return f"To keep its fraction: `{retype} --yes`, then `lakeupsert append --replay-quarantine`."
-    return "If it is a date, set its format: `dates` under [tables.….read]." if is_text else ""
+    example = f'dates = {{ {toml_key(name)} = "%d/%m/%Y" }}'
+    return f"If it is a date, set its format under [tables.….read], for example `{example}`." if is_text else ""
 
 
 def _shorten(value: object) -> str:

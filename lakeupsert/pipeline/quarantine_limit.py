@@ -31,8 +31,8 @@ def refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry, exa
     raise RefusedError(
         "quarantine-limit",
         f"Batch of {count(len(entry.files), 'file')} for table {table.name!r}: {refused} of {rows} rows would be quarantined "
-        f"({reasons}), for example {examples[usual]} `quarantine_limit` allows {allowed}. Nothing was committed. The refused "
-        f"rows are in {files} (Parquet).",
+        f"({reasons}), but `quarantine_limit` allows {allowed}. For example {examples[usual]} Nothing was committed. The "
+        f"refused rows are in {files} (Parquet).",
         next=f"look at them (`lakeupsert quarantine {' '.join(names)}`), then correct the setting that the reason "
         "names, or the landing files, or raise `quarantine_limit`, and run the same command again",
     )

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from lakeupsert import Table
+from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.operations.propose import propose
 
@@ -266,6 +268,8 @@ def test_init_finds_the_envelope_its_deletes_and_its_tables(tmp_path: Path, enve
     messages, gone, _ = FEEDS.get(name, ([], "", {}))
     land(tmp_path / "landing/1.jsonl", messages or recorded(int(version)))
     found = propose(str(tmp_path / "landing"))
+    answer = CliRunner().invoke(main, ["init", str(tmp_path / "landing"), "--config", str(tmp_path / "new.toml")])
+    assert (answer.exit_code, "not_null" in answer.output) == (0, name != "wal2json"), answer.output
     assert found.read["envelope"].value == name
     if name == "wal2json":
         assert found.settings["order_by"].value == ["__log_position"]

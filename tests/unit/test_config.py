@@ -155,7 +155,20 @@ def test_unknown_key_is_refused_with_a_suggestion(file: Path, text: str, suggest
         ('order_by = "updated_at"', 'order_by must be a list: order_by = ["updated_at"].'),
         ("history = 1", "history must be true or false, and is 1."),
         ("landing_dates = 3", "landing_dates must be text in quotes, and is 3."),
-        ('[tables.sales.delete]\ncolumn = "op"\nkeep = "yes"', "delete.keep must be true or false."),
+        ('[tables.sales.delete]\ncolumn = "op"\nkeep = "yes"', "delete.keep must be true or false, and is 'yes'."),
+        ("order_by = [1]", "order_by[0] must be text in quotes, and is 1."),
+        ("keep_snapshots = 0", "keep_snapshots must be a whole number of at least 1, and is 0."),
+        ('mode = "column"', "mode must be 'rows' or 'columns', and is 'column'."),
+        (
+            '[tables.sales.read.dates]\na = ["x"]\n"b c" = ["y", 5]',
+            'read.dates."b c"[1] must be text in quotes, and is 5.',
+        ),
+        ("[tables.sales.schema]\na = 'int64'\nb.c = 'x'", "schema.b must be text in quotes."),
+        (
+            "[[tables.sales.read.dialects]]\ndelimiter = ';'\ndecimal_separator = 'x'",
+            "read.dialects[0].decimal_separator must be '.' or ',', and is 'x'.",
+        ),
+        ("[tables.sales.groups.a]\ncolumns = ['b']", "groups.a lacks order_by."),
     ],
 )
 def test_a_setting_of_another_type_is_named_with_what_it_must_be(file: Path, text: str, must: str) -> None:
@@ -217,7 +230,7 @@ def test_missing_settings_are_all_named(file: Path) -> None:
         ('format = "xml"', "'xml'"),
         ('strategy = "deltas"', "'deltas'"),
         ('engine = "duckdb"', "'duckdb'"),
-        ("keep_snapshots = 0", "(found 0)"),
+        ("keep_snapshots = 0", "and is 0"),
         ('quarantine_limit = "much"', "quarantine_limit is 'much'; expected a share, for example \"1%\""),
         ('superseded_retention = "1 day"', "superseded_retention is '1 day'; expected a duration, for example \"24h\""),
         ('schema = { price = "int", PRICE = "int" }', "schema is ['price', 'PRICE']; names that differ only by case"),
