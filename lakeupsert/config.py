@@ -810,7 +810,7 @@ def _why_unfit(raw: dict[str, object], e: msgspec.ValidationError) -> str:
     found = list(_settings_at(raw, steps))
     name, value = next((one for one in found if (_json_type(one[1]) == got if got else not one[1])), found[0])
     if missing := re.match(r"Object missing required field `(\w+)`", text):
-        return f"{name} lacks {missing[1]}"
+        return f"{name} lacks `{missing[1]}`"
     if expected is None:
         must = " or ".join(map(repr, _choices(steps)))
     else:

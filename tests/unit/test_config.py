@@ -168,7 +168,7 @@ def test_unknown_key_is_refused_with_a_suggestion(file: Path, text: str, suggest
             "[[tables.sales.read.dialects]]\ndelimiter = ';'\ndecimal_separator = 'x'",
             "read.dialects[0].decimal_separator must be '.' or ',', and is 'x'.",
         ),
-        ("[tables.sales.groups.a]\ncolumns = ['b']", "groups.a lacks order_by."),
+        ("[tables.sales.groups.a]\ncolumns = ['b']", "groups.a lacks `order_by`."),
     ],
 )
 def test_a_setting_of_another_type_is_named_with_what_it_must_be(file: Path, text: str, must: str) -> None:
