@@ -84,7 +84,7 @@ class Survey:
         dominant_types: the type of most values of each text column whose type was inferred.
         own: the file's own name of each column that `aliases` rename.
         rowless: it has a header, or messages of an envelope, and no row.
-        flaw: as in `blocks.Columns`.
+        flaw, stated: as in `blocks.Columns`.
     """
 
     path: str
@@ -99,6 +99,7 @@ class Survey:
     own: dict[str, str] = dataclasses.field(default_factory=dict)
     rowless: bool = False
     flaw: MalformedRecord | None = None
+    stated: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ def survey(
                 own=columns.own,
                 rowless=columns.rowless,
                 flaw=columns.flaw,
+                stated=columns.stated,
             )
     except NotFoundError:
         return Survey(file.path, changed=True)
@@ -297,7 +299,8 @@ def _aliased_columns(columns: Columns, path: str, reading: Reading) -> Columns:
     schema = pa.schema([(new, columns.schema.field(own).type) for new, own in own_names.items()])
     dominant_types = {reading.table_name_of(own): one for own, one in columns.dominant_types.items()}
     renamed = {new: own for new, own in own_names.items() if new != own}
-    return Columns(schema, dominant_types, renamed, columns.rowless, columns.flaw)
+    stated = frozenset(map(reading.table_name_of, columns.stated))
+    return Columns(schema, dominant_types, renamed, columns.rowless, columns.flaw, stated)
 
 
 def _own_names(path: str, names: Iterable[str], reading: Reading) -> dict[str, str]:

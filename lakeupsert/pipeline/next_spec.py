@@ -229,9 +229,8 @@ def _first_spec(
     spec = declaration.new_spec(pa.schema(fields), later)
     text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys() - {LOG_POSITION}
     by_few = _text_by_few(table, None, spec, surveys, given, ahead=ahead)
-    undated = text - {one.column for one in spec.partition_from} - by_few.keys()
-    if all(s.typed for s in surveys):
-        undated = set()
+    guessed = {n for s in surveys if s.schema is not None and not s.typed for n in s.schema.names if n not in s.stated}
+    undated = text & set(map(spec.table_name_of, guessed)) - by_few.keys()
     warnings = [
         *declaration.stamped_by_name(spec),
         *declaration.types_alone(observed, [field.name for field in later]),
@@ -273,7 +272,8 @@ def _text_by_few(
     own = known.schema.names if known is not None else ()
     columns = {f.name for f in spec.schema if pa.types.is_string(f.type)}
     columns -= {*own, *given, *table.declaration.text_columns}
-    columns -= {spec.table_name_of(n) for s in surveys if s.typed and s.schema is not None for n in s.schema.names}
+    known_names = (n for s in surveys if s.schema is not None for n in (s.schema.names if s.typed else s.stated))
+    columns -= set(map(spec.table_name_of, known_names))
     dominant_types: dict[str, DominantType | None] = {}
     for survey in surveys:
         for column, more in survey.dominant_types.items():

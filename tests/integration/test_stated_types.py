@@ -276,3 +276,13 @@ def test_position_is_text(tmp_path: Path) -> None:
     assert e.value.code == "bad-setting"
     lake.set(schema={"__log_position": "string"})
     lake.night([message({}, id=1)])
+
+
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_warnings_about_text_are_of_guessed_types(is_stated: bool, tmp_path: Path) -> None:
+    """Of a partition column, and of one in which a word is no date."""
+    lake = Lake(tmp_path, partition_by=["p"])
+    fields = {"p": {"type": "string"}, "day": {"type": "string"}}
+    messages = [message(fields, id=i, p="east", day="2024-01-01" if i else "x") for i in range(40)]
+    warnings = lake.night([one if is_stated else one["payload"] for one in messages]).warnings
+    assert [w.split("'")[1] for w in warnings if " text" in w] == ([] if is_stated else ["p", "day"])

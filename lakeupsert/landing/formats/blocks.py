@@ -382,6 +382,7 @@ class Columns:
         own: the file's own name of each column that `aliases` rename.
         rowless: the file has a header, or messages of an envelope, and no row.
         flaw: of a text file without a row, its first truncate, or else its first record that can't be read; not its bytes.
+        stated: of a text file, the columns whose types its messages state.
     """
 
     schema: pa.Schema
@@ -389,6 +390,7 @@ class Columns:
     own: dict[str, str] = field(default_factory=dict)
     rowless: bool = False
     flaw: MalformedRecord | None = None
+    stated: frozenset[str] = frozenset()
 
 
 def check_names(path: str, names: Sequence[str]) -> None:

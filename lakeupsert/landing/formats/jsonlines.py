@@ -163,6 +163,7 @@ def schema_of(
 ) -> Columns:
     """The columns of all objects, in the order in which they first appear. Types that are not given are inferred."""
     types: dict[str, pa.DataType] = {}
+    all_stated: set[str] = set()
     dominant_types: dict[str, DominantType | None] = {}
     flaw = None
     given, text = given_types(known, frozenset()), given_types(None, text_columns)
@@ -171,6 +172,7 @@ def schema_of(
         flaw = flaw_of([*([flaw] if flaw else []), *block.malformed])
         for name in block.names:
             stated = block.stated_type(name)
+            all_stated |= {name} if stated is not None else set()
             fixed = given(name) or (text(name) if stated is None else None)
             if name not in types:
                 types[name] = fixed or pa.null()
@@ -189,7 +191,13 @@ def schema_of(
                 more = _dominant(values, type_, block.places, file.path)
                 dominant_types[name] = dominant.combine(dominant_types.get(name), more)
     found = {name: one for name, one in dominant_types.items() if one}
-    return Columns(pa.schema(list(types.items())), found, rowless=not types and not flaw, flaw=None if types else flaw)
+    return Columns(
+        pa.schema(list(types.items())),
+        found,
+        rowless=not types and not flaw,
+        flaw=None if types else flaw,
+        stated=frozenset(all_stated),
+    )
 
 
 def open_blocks(
