@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakeupsert.config import Reading
 from lakeupsert.engine.batch import AppendJob, drop_left_out, ranked_rows
 from lakeupsert.engine.placing import WHY_REFUSED
 from lakeupsert.engine.reports import Report
@@ -27,6 +28,7 @@ from lakeupsert.landing.formats.blocks import ArrowBlock, Block, RenamedBlock, U
 from lakeupsert.landing.formats.connect import row_of
 from lakeupsert.landing.formats.dates import dated
 from lakeupsert.landing.formats.jsonlines import decode_each
+from lakeupsert.landing.formats.orcfile import OrcBlock
 from lakeupsert.rows.arrays import Indices, Mask, Rows
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import from_bytes, open_object
@@ -97,7 +99,7 @@ def new_columns_of(job: AppendJob, files: Sequence[ReplayedFile], renames_of: Ca
     found = []
     for file in files:
         rows = _read(job.store, file)
-        for quarantined in _blocks(rows) if "arrow" in rows.schema.names else ():
+        for quarantined in _blocks(rows, job.reading) if "arrow" in rows.schema.names else ():
             landed = quarantined.file
             block = _with_current_names(quarantined, job, renames_of)
             if new := _new_columns(block, landed, job, take(block, frozenset(), landed, job.rules).accepted):
@@ -108,7 +110,7 @@ def new_columns_of(job: AppendJob, files: Sequence[ReplayedFile], renames_of: Ca
 def read_again(store: ObjectStore, file: ReplayedFile, places: Indices) -> Iterator[Rows]:
     """The rows at these places of a quarantine file, as a quarantine file of their own has them."""
     rows = _read(store, file)
-    for quarantined in _blocks(rows):
+    for quarantined in _blocks(rows, Reading()):
         own = quarantined.block.places
         wanted = np.flatnonzero(np.isin(own, places))
         streams = pa.array(quarantined.block.arrow(wanted.tolist()), pa.binary())
@@ -148,7 +150,7 @@ def _take_again(
     streams = rows["arrow"].to_pylist()
     stays = np.ones(rows.num_rows, bool)
     accepted = []
-    for quarantined in _blocks(rows):
+    for quarantined in _blocks(rows, job.reading):
         block = _with_current_names(quarantined, job, renames_of)
         if quarantined.file == STORED_ROW and job.spec.order_in_name:
             continue
@@ -206,7 +208,7 @@ def _with_current_names(quarantined: _QuarantinedBlock, job: AppendJob, renames_
     return dated(block, job.reading)
 
 
-def _blocks(rows: Rows) -> Iterator[_QuarantinedBlock]:
+def _blocks(rows: Rows, reading: Reading) -> Iterator[_QuarantinedBlock]:
     """The rows that have columns, as they came."""
     places = np.flatnonzero(~as_mask(pc.is_in(rows["reason_code"].combine_chunks(), pa.array(UNTRIED))))
     streams, lines = (rows[column].to_pylist() for column in ("arrow", "raw"))
@@ -222,6 +224,7 @@ def _blocks(rows: Rows) -> Iterator[_QuarantinedBlock]:
         else:
             table = from_bytes(stream)
             end = at + table.num_rows
-            block = ArrowBlock.from_arrow(table, places[at:end])
+            kind = OrcBlock if format_of(origin[0], reading.format) == "orc" else ArrowBlock
+            block = kind.from_arrow(table, places[at:end])
         yield _QuarantinedBlock(block, *origin)
         at = end

@@ -14,6 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from pyarrow import orc
 
 from lakeupsert import clock
 from lakeupsert.cli import main
@@ -109,6 +110,32 @@ def test_rows_too_large_for_their_column_pass_when_a_wider_type_is_given(tmp_pat
     (found,) = [r for r in lake.rows() if r["k"] == bad["k"]]
     assert {name: found[name] for name in bad} == bad
     assert lake.table.status().quarantined == 0
+
+
+def test_numbers_for_clock_times_of_orc_are_those_of_a_direct_landing(tmp_path: Path) -> None:
+    """Spark's ORC has timestamp_ntz as bigint. A table that took it for one, at any depth, keeps its microseconds."""
+    at = pa.field("at", pa.int64(), metadata={"spark.sql.catalyst.type": "timestamp_ntz"})
+    inner = pa.struct([("x", pa.string()), at, ("l", pa.list_(at)), ("m", pa.map_(pa.string(), pa.struct([at])))])
+    types = {"k": pa.string(), "l": pa.int64(), "d": pa.date32(), "ts": pa.timestamp("us"), "v": pa.int64(), "n": inner}
+    schema = pa.schema([*types.items(), at])
+    lake = Lake(tmp_path, schema=NARROW)
+    values = {"at": 5, "n": {"x": "y", "at": 6, "l": [7, None], "m": [("k", {"at": 8})]}}
+    rows = [
+        {"k": k, "l": 1, "d": date(2020, 1, 1), "ts": datetime(2020, 1, 1), "v": v, **values}
+        for k, v in (("old", 1), ("new", 2), ("late", LARGE))
+    ]
+    plain = pa.Table.from_pylist(rows[:1], schema).set_column(4, "v", pa.array([1], pa.int32()))
+    pq.write_table(plain, tmp_path / "landing" / "1.parquet")
+    lake.table.run(host="local", workers=1)
+    orc.write_table(pa.Table.from_pylist(rows[1:], schema), tmp_path / "landing" / "2.orc")
+    lake.table.run(host="local", workers=1)
+    lake.mend(large, schema=WIDE)
+    replay(lake)
+    lake.table.run(host="local", workers=1)
+    assert lake.table.to_arrow().schema.field("at").type == pa.int64()
+    found = {r["k"]: r for r in lake.table.to_arrow().read_all().to_pylist()}
+    assert found.keys() == {"old", "new", "late"}
+    assert [{"at": r["at"], "n": r["n"]} for r in found.values()] == 3 * [values]
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -18,6 +18,7 @@ from lakeupsert.landing.formats.blocks import (
     select_names,
     unreadable_if_damaged,
 )
+from lakeupsert.landing.formats.inference import is_number
 from lakeupsert.landing.formats.orcfooter import OrcFooter, read_footer
 from lakeupsert.landing.formats.orczones import corrections
 from lakeupsert.rows.calendar import change_of, dates
@@ -45,13 +46,25 @@ class _File:
 
 
 @dataclass(frozen=True)
-class _OrcBlock(ArrowBlock):
+class OrcBlock(ArrowBlock):
+    """A block of an ORC file, also of rows of one that went to quarantine."""
+
     def convert(self, name: str, type_: pa.DataType) -> Converted:
         column = self.columns.get(name)
-        if column is not None and column.type.equals(_CLOCK) and pa.types.is_integer(type_):
-            column = column.view(pa.int64())  # a table from before `_CLOCK` was known keeps its microseconds
-            return convert(column, type_)
-        return super().convert(name, type_)
+        changes = [] if column is None else list(_numbers(column.type, type_))
+        return convert(map_leaves(column, iter(changes)), type_) if any(changes) else super().convert(name, type_)
+
+
+def _numbers(have: pa.DataType, want: pa.DataType) -> Iterator[Change | None]:
+    """What to do to each innermost value: a table from before `_CLOCK` was known has numbers, and keeps their microseconds."""
+    t = pa.types
+    if not t.is_nested(have):
+        yield (lambda array: array.view(pa.int64())) if have.equals(_CLOCK) and is_number(want) else None
+        return
+    for i in range(have.num_fields):
+        at = want.get_field_index(have.field(i).name) if t.is_struct(have) and t.is_struct(want) else i
+        alike = t.is_nested(want) and t.is_struct(have) == t.is_struct(want) and 0 <= at < want.num_fields
+        yield from _numbers(have.field(i).type, want.field(at).type if alike else pa.null())
 
 
 def _changes(field: pa.Field, days: Change | None = None, clocks: Change | None = None) -> list[Change | None]:
@@ -99,5 +112,5 @@ def _blocks(opened: _File, file: LandingInput, only: Collection[str] | None) -> 
             part = stripe.slice(begin, rows)
             with unreadable_if_damaged(file, "ORC"):
                 columns = {n: opened.column(number, n, c) for n, c in zip(part.schema.names, part.columns, strict=True)}
-            yield _OrcBlock(columns, np.arange(place, place + part.num_rows))
+            yield OrcBlock(columns, np.arange(place, place + part.num_rows))
             place += part.num_rows
