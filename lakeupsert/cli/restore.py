@@ -34,16 +34,20 @@ def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
             "withdrawn": [{"batch": n, "rows": rows} for n, rows in plan.withdrawn.items()],
             "brought_back": [{"batch": n, "rows": rows} for n, rows in plan.brought_back.items()],
             "partitions": list(plan.partitions),
+            "rewritten": list(plan.rewritten),
             "unfit": plan.unfit,
             "entry": plan.entry,
         }
         facts = [("restores", f"snapshot {plan.snapshot} (batch {plan.batch})")]
-        if plan.withdrawn or plan.brought_back:
+        if plan.partitions:
             facts += [
                 ("withdraws", _batches(plan.withdrawn)),
                 ("brings back", _batches(plan.brought_back)),
                 ("changes", output.count(len(plan.partitions), "partition")),
             ]
+            if plan.rewritten:
+                several = output.count(len(plan.rewritten), "partition")
+                facts.append(("", f"{several} of them for rows that a reprocess changed"))
         elif plan.unpublished:
             unseen = output.count(len(plan.unpublished), "partition")
             facts.append(("", f"the ledger is at this snapshot already, but readers still see {unseen} as before"))

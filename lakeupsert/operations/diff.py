@@ -17,7 +17,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from lakeupsert.errors import DamagedTableError
 from lakeupsert.operations.explain import key_values
+from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.arrow import batches, reader_schema, scans
 from lakeupsert.read.view import View, ViewFile, partitions_of
 from lakeupsert.rows.arrays import Indices, Mask, Rows
@@ -26,6 +28,7 @@ from lakeupsert.rows.rank import equal_rows, sort_by_key, sort_by_rank
 from lakeupsert.rows.streams import windows
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import PLACE, TableSpec, field_id
 
 Change = Literal["inserted", "updated", "deleted"]
@@ -72,6 +75,21 @@ class Difference:
     @property
     def deleted(self) -> int:
         return sum(one.deleted for one in self.partitions)
+
+
+def difference_of(table: OpenTable, partition: str, before: int, after: int) -> Difference | str:
+    """What differs between two versions of a partition; or why that is unknown."""
+    spec = table.existing_spec()
+
+    def view(number: int) -> View:
+        version = table.version(partition, number)
+        shown = PartitionVersion(version=number, merged=version.merged, rows=version.rows, bytes=version.bytes)
+        return View(table.objects, spec, Snapshot(batch=0, spec_version=0, partitions={partition: shown}), None)
+
+    try:
+        return diff(table.name, view(before), view(after))
+    except DamagedTableError as e:
+        return e.message
 
 
 def diff(

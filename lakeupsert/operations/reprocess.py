@@ -21,11 +21,11 @@ from lakeupsert.engine.by_name import EngineName, HostChoice, choose_host, host_
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.replay import replay_rows
 from lakeupsert.engine.reports import FileFailed, FileRead, Report, touched_by
-from lakeupsert.errors import DamagedTableError, RefusedError, TryAgainError
+from lakeupsert.errors import RefusedError, TryAgainError
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.files import content_hash, format_of
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
-from lakeupsert.operations.diff import Difference, diff
+from lakeupsert.operations.diff import Difference, difference_of
 from lakeupsert.operations.replay import renames_of
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.dedupe import PartitionResult
@@ -35,14 +35,13 @@ from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.progress import Countdown
 from lakeupsert.queue import Message
-from lakeupsert.read.view import View
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.floor import read_refused_keys
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, ChosenHost, LandingFile, Touched, active_batches
 from lakeupsert.table.manifest import DataFile, Manifest
-from lakeupsert.table.snapshot import PartitionVersion, Snapshot
+from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import PartitionRewrite, RewriteOrder, Source, write_order
 
 AT_ONCE = 16
@@ -284,22 +283,13 @@ def _warnings(table: OpenTable, plan: ReprocessPlan, partitions: Sequence[str]) 
 
 def _difference(table: OpenTable, partition: str, number: int, work: str | None) -> Difference | str:
     """What the rewrite changed; or why that is unknown."""
-    chain, spec = table.objects.partition(partition), table.existing_spec()
+    chain = table.objects.partition(partition)
     before = chain.get(number)
     while (after := chain.get(number := number + 1)) and after.body.reprocessed != work:
         before = after
     if before is None or after is None or before.body.merged != after.body.merged:
         return f"{partition} was not rewritten at the batch that it had."
-    shown = [
-        PartitionVersion(version=m.number, merged=m.body.merged, rows=m.body.rows, bytes=m.body.bytes)
-        for m in (before, after)
-    ]
-    snapshots = (Snapshot(batch=0, spec_version=0, partitions={partition: one}) for one in shown)
-    old, new = (View(table.objects, spec, snapshot, None) for snapshot in snapshots)
-    try:
-        return diff(table.name, old, new)
-    except DamagedTableError as e:
-        return e.message
+    return difference_of(table, partition, before.number, after.number)
 
 
 class FencedError(TryAgainError):

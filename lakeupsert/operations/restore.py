@@ -1,20 +1,22 @@
 """Restore the table to a snapshot: a ledger entry withdraws later batches, and merges put the old versions back.
 
-Reads     the snapshot, the whole ledger, and the version of each changing partition that the snapshot names
+Reads     the snapshot, the whole ledger, and the version of each changing partition that the snapshot names; the rows of
+          partitions that were reprocessed since
 Writes    quarantine files, if rows come back with values that a retype since does not convert; ONE ledger entry, which is the
           commit; then a message for each partition. Nothing is deleted or rewritten
-Repeat    safe: if the same batches count as at the snapshot, no entry is written, and missing messages are sent
+Repeat    safe: if the table is at the snapshot already, no entry is written, and missing messages are sent
 
 A restore is always of the whole table, since a snapshot shows whole batches. Landing files of withdrawn batches count as taken;
 `append --again` loads them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
+from lakeupsert.operations.diff import difference_of
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.retypes import count_unfit, quarantine_unfit, restored_files, retypes_between
@@ -32,6 +34,7 @@ class RestorePlan:
     Attributes:
         withdrawn, brought_back: batches that stop counting, and that count again, with their rows.
         partitions: those that change.
+        rewritten: those of them that no such batch touches: their rows are other ones since `reprocess` read landing files.
         unpublished: if none changes, those that readers still see as before: an earlier restore is not finished.
         unfit: rows that come back with a value that a retype since does not convert. The column is null in them, and the entry
             names quarantine files with a copy of each.
@@ -43,6 +46,7 @@ class RestorePlan:
     withdrawn: dict[int, int]
     brought_back: dict[int, int]
     partitions: tuple[str, ...]
+    rewritten: tuple[str, ...] = ()
     unpublished: tuple[str, ...] = ()
     unfit: int = 0
     entry: int | None = None
@@ -71,21 +75,24 @@ def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> Resto
         if newest is None or not newest.body.keeps(to.number):  # a vacuum may have expired it meanwhile
             raise expired_snapshot(to.number, newest)
         entries = {number: table.entries(number - 1, number)[0].body for number in sorted(changed)}
-        partitions = sorted({p for entry in entries.values() for p in entry.touched})
+        touched = {p for entry in entries.values() for p in entry.touched}
+        rewritten = _rewritten(table, to, newest, touched)
+        partitions = sorted({*touched, *rewritten})
         plan = RestorePlan(
             snapshot=to.number,
             batch=to.body.batch,
             withdrawn={n: entries[n].rows_appended for n in sorted(now - then)},
             brought_back={n: entries[n].rows_appended for n in sorted(then - now)},
             partitions=tuple(partitions),
-            unpublished=() if changed else tuple(table.unpublished(newest.body, head.number)),
+            rewritten=rewritten,
+            unpublished=() if partitions else tuple(table.unpublished(newest.body, head.number)),
         )
         versions = {p: _version(table, to, p) for p in partitions}
         retypes = retypes_between(table, 0, head.body.spec_version)
         back = restored_files(table, versions, to.body.batch, then)
         if dry:
             return replace(plan, unfit=count_unfit(table, retypes, back))
-        if not changed:
+        if not partitions:
             send_missing(table)
             return plan
         batch_id = clock.new_id()
@@ -105,6 +112,31 @@ def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> Resto
         return LOST
 
     return until_won(table.store.uri(), attempt)
+
+
+def _rewritten(
+    table: OpenTable, to: Link[Snapshot], newest: Link[Snapshot], others: Collection[str]
+) -> tuple[str, ...]:
+    """The partitions besides ``others`` in which a reprocess, or a restore that took one back, left other rows than ``to`` shows.
+
+    One whose old rows can't be read any more is not among them: its rewrite was the repair.
+    """
+    since = table.entries(to.body.batch, newest.body.batch)
+    back = {p for link in since if link.body.restored is not None for p in link.body.touched}
+
+    def differs(partition: str) -> bool:
+        then, now = to.body.partitions[partition].version, newest.body.partitions[partition].version
+        works = {table.version(partition, number).reprocessed for number in (then, now)}
+        if partition not in back and len(works) == 1:
+            return False
+        found = difference_of(table, partition, then, now)
+        return not isinstance(found, str) and bool(found.partitions)
+
+    shown = newest.body.partitions
+    several = [
+        p for p, one in to.body.partitions.items() if p not in others and p in shown and one.version != shown[p].version
+    ]
+    return tuple(p for p, does in zip(several, table.map_concurrently(differs, several), strict=True) if does)
 
 
 def _entry(

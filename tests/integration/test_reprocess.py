@@ -370,6 +370,19 @@ def test_file_whose_values_are_read_in_another_way_than_then(
             assert [("1 key" in one, "d=a" in one) for one in done.warnings] == [(True, True)] * warns
         after = lake.table.to_arrow().read_all()
         assert (before != after, after.num_rows) == (True, 3)
+        shown = {n: lake.table.to_arrow(n).read_all() for n in (0, 1)}
+        assert (shown[0], shown[1]) == (before, after)
+        for to, rewritten in (
+            (0, ("d=a",)),
+            (0, ()),
+            (1, ("d=a",)),
+            (1, ()),
+            (0, ("d=a",)),
+        ):  # a restore is taken back, too
+            plan = lake.table.restore(to, dry=False)
+            assert (plan.withdrawn, plan.rewritten, plan.entry is None) == ({}, rewritten, not rewritten)
+            lake.run()
+            assert lake.table.to_arrow().read_all() == shown[to]
     else:
         with pytest.raises(RefusedError, match="d=a") as refused:
             lake.table.reprocess(source="landing", host="local", workers=1)
