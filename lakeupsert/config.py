@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
+from lakeupsert.decoding import convert
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.variables import expand, references, without_references
 
@@ -611,7 +612,7 @@ def _hooks(path: str, content: Mapping[str, object], environment: Mapping[str, s
                 f"{path}: {name} is neither an https or http address nor a command as a list of texts.",
                 next=f'write for example {name} = ["/usr/local/bin/page", "lake"], or {name} = "${{HOOK_URL}}"',
             )
-    return msgspec.convert(written, Hooks)
+    return convert(written, Hooks)
 
 
 def _is_web_address(text: str) -> bool:
@@ -785,7 +786,7 @@ def _settings(path: str, name: str, raw: dict[str, object]) -> TableSettings:
             "missing-setting", f"{path}: {where} lacks {', '.join(missing)}.", next=f"add it to {where}"
         )
     try:
-        settings = msgspec.convert(_with_texts(raw), TableSettings)
+        settings = convert(_with_texts(raw), TableSettings)
     except msgspec.ValidationError as e:
         raise ConfigurationError(
             "bad-setting", f"{path}: {where}: {_why_unfit(raw, e)}.", next=f"correct that setting in {where}"

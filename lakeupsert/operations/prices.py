@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from lakeupsert.decoding import convert
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.storage.base import Call
 
@@ -36,7 +37,7 @@ def load_prices(path: str | Path | None, *, local: bool) -> Prices:
     """
     given = SHIPPED if path is None else Path(path).expanduser()
     try:
-        prices = msgspec.convert(tomllib.loads(given.read_text(encoding="utf-8")), Prices)
+        prices = convert(tomllib.loads(given.read_text(encoding="utf-8")), Prices)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
         raise ConfigurationError(
             "unreadable-prices",

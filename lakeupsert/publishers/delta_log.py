@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lakeupsert.decoding import convert, decoder_of
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.publishers import create_once
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError
@@ -216,7 +217,7 @@ class DeltaLog:
         """The actions of a commit of ours."""
         name = commit_name(version)
         try:
-            actions = msgspec.json.Decoder(Action).decode_lines(self.store.get(name))
+            actions = decoder_of(Action).decode_lines(self.store.get(name))
         except (NotFoundError, msgspec.DecodeError) as e:
             raise self._foreign(version, f"can't be read ({e})") from e
         if not any(a.txn and (a.txn.app_id, a.txn.version) == (self._table_id, version) for a in actions):
@@ -270,7 +271,7 @@ class DeltaLog:
     def points_to(self) -> int | None:
         """The checkpoint that `_last_checkpoint` names; None if it names none."""
         try:
-            return msgspec.json.decode(self.store.get(_LAST), type=_Hint).version
+            return decoder_of(_Hint).decode(self.store.get(_LAST)).version
         except (NotFoundError, msgspec.DecodeError):
             return None
 
@@ -282,7 +283,7 @@ class DeltaLog:
                 )
         except (NotFoundError, pa.ArrowException) as e:
             raise self._foreign(version, f"has a checkpoint that can't be read ({e})") from e
-        actions = [msgspec.convert(_without_nulls(row), Action) for row in rows]
+        actions = [convert(_without_nulls(row), Action) for row in rows]
         return State.first(version, actions)
 
     def _create(self, name: str, data: bytes) -> bool:

@@ -28,6 +28,7 @@ from pyiceberg.types import NestedField, PrimitiveType, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from lakeupsert.config import FormatVersion
+from lakeupsert.decoding import convert
 from lakeupsert.publishers.iceberg_catalog import RESET
 from lakeupsert.publishers.iceberg_stats import ColumnMetrics, IcebergStats
 from lakeupsert.table.layout import partition_of, partition_scalars
@@ -397,7 +398,7 @@ def _read(data: bytes, where: str, what: str, type_: type[Read]) -> tuple[list[R
     """The records of an object, and its header."""
     try:
         reader = fastavro.reader(io.BytesIO(data))
-        return msgspec.convert(list(reader), list[type_]), reader.metadata  # type: ignore[valid-type]
+        return convert(list(reader), list[type_]), reader.metadata  # type: ignore[valid-type]
     except Exception as e:  # whatever a decoder meets in damaged bytes
         raise damaged(where, what, repr(e), next=RESET) from e
 

@@ -10,6 +10,7 @@ visible messages. A message is base64 text, as Functions expect it, and never ex
 
 import base64
 import binascii
+import json
 import os
 import re
 import threading
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from lakeupsert.decoding import decoder_of
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.phrases import install_extra
 from lakeupsert.queue.base import ALONE_FROM, NOTHING_DONE, DeadLetter, Lease, Message, MessageError, QueueStats
@@ -155,7 +157,7 @@ class AzureQueue:
                 self._receipts.pop(lease.token, None)
 
     def bury(self, lease: Lease, reason: str) -> bool:
-        return self._bury(lease.token, msgspec.json.decode(lease.message.encode()), lease.receives, reason)
+        return self._bury(lease.token, json.loads(lease.message.encode()), lease.receives, reason)
 
     def stats(self) -> QueueStats:
         visible, leased = self._counts(self.name)
@@ -364,7 +366,7 @@ def _readable(body: bytes) -> str:
 def _dead_letter(message: "QueueMessage") -> DeadLetter:
     body = _decode(message.content)
     try:  # another program may have written it
-        letter = msgspec.json.decode(body, type=_Letter)
+        letter = decoder_of(_Letter).decode(body)
     except msgspec.MsgspecError:
         letter = _Letter()
     receives = letter.receives if letter.receives is not None else MAX_RECEIVES + 1

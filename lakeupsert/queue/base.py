@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from lakeupsert.decoding import decoder_of
 from lakeupsert.errors import ConfigurationError
 
 
@@ -64,7 +65,7 @@ class _Body(Message, frozen=True, kw_only=True):
     v: Literal[1]
 
 
-_decode = msgspec.json.Decoder(_Body).decode  # made before there are threads, see `metadata.decoder_of`
+_decode = decoder_of(_Body).decode
 
 
 class Lease(msgspec.Struct, frozen=True):

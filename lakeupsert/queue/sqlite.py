@@ -23,6 +23,7 @@ from weakref import WeakSet
 import msgspec
 
 from lakeupsert import clock
+from lakeupsert.decoding import decoder_of
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.queue.base import ALONE_FROM, NOTHING_DONE, DeadLetter, Lease, Message, MessageError, QueueStats
 
@@ -389,7 +390,7 @@ def _has_ended(owner: _Process, me: _Process) -> bool:
 
 def _ended_owners(db: sqlite3.Connection, me: _Process | None) -> list[str]:
     owners = db.execute("SELECT DISTINCT owner FROM messages WHERE owner IS NOT NULL").fetchall()
-    return [owner for (owner,) in owners if me and _has_ended(msgspec.json.decode(owner, type=_Process), me)]
+    return [owner for (owner,) in owners if me and _has_ended(decoder_of(_Process).decode(owner), me)]
 
 
 def _free_leases_of_ended(db: sqlite3.Connection, now: float, me: _Process | None) -> None:

@@ -9,6 +9,7 @@ SQS itself moves a message to the dead letters, without a reason, when it would 
 `max_receives` is one less, so that a worker can bury the message before that, and mark its partition failed.
 """
 
+import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -208,7 +209,7 @@ class SqsQueue:
                 f"at every try. {NOTHING_DONE}",
                 next=_POLICY,
             )
-        target = msgspec.json.decode(policy)
+        target = json.loads(policy)
         *_, account, name = target["deadLetterTargetArn"].split(":")
         return _DeadLetters(self._url_of(name, account), int(target["maxReceiveCount"]))
 

@@ -19,6 +19,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from lakeupsert import clock
+from lakeupsert.decoding import decoder_of
 from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table import metadata
@@ -255,7 +256,7 @@ class Chain(Generic[Body]):
         try:
             if (envelope.kind, envelope.number) != (self._kind, number):
                 raise ValueError(f"it says {envelope.kind} {envelope.number}")
-            body = metadata.decoder_of(self._body_type).decode(envelope.body)
+            body = decoder_of(self._body_type).decode(envelope.body)
             datetime.fromisoformat(envelope.written_at)
             self._parse(body)
         except (msgspec.MsgspecError, ValueError, KeyError, OSError) as e:  # OSError: Arrow's, of a stream cut short

@@ -5,12 +5,11 @@ docs/FORMAT.md, "Digests of metadata". An object without that ending comes from 
 
 import hashlib
 import re
-import threading
 from collections.abc import Callable
-from typing import TypeVar
 
 import msgspec
 
+from lakeupsert.decoding import Content, decoder_of
 from lakeupsert.errors import DamagedTableError
 
 FROM_BACKUP = "restore that object from a backup or from the bucket's own versions"
@@ -18,9 +17,6 @@ FROM_BACKUP = "restore that object from a backup or from the bucket's own versio
 _FIELD = b',"digest":"'
 _END = re.compile(re.escape(_FIELD) + rb'([0-9a-f]{64})"}')
 _END_BYTES = len(_FIELD) + 64 + len(b'"}')
-
-Content = TypeVar("Content")
-_first_use = threading.Lock()
 
 
 def encode(content: object) -> bytes:
@@ -42,12 +38,6 @@ def decode(data: bytes, type_: type[Content], where: Callable[[], str], what: st
         return decoder_of(type_).decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:
         raise damaged(where(), what, str(e), next) from e
-
-
-def decoder_of(type_: type[Content]) -> msgspec.json.Decoder[Content]:
-    """For any thread: msgspec (0.22.0) looks into a class at its first use without a lock, and two threads at once crash."""
-    with _first_use:
-        return msgspec.json.Decoder(type_)
 
 
 def damaged(where: str, what: str, why: str, next: str = FROM_BACKUP) -> DamagedTableError:

@@ -65,7 +65,7 @@ class _Number(str):
 _NAN = re.compile(rb"[:\[,]\s*-?(?:NaN|Infinity)\b")
 _NO_NUMBER = ". NaN and Infinity are not JSON: the program that writes the file must write null or text for them."
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_decode = msgspec.json.Decoder(float_hook=_Number).decode
+_decode = msgspec.json.Decoder(float_hook=_Number).decode  # noqa: TID251 - of no class
 _encode = msgspec.json.Encoder(
     enc_hook=lambda one: one.value if isinstance(one, Encoded) else msgspec.Raw(str.encode(one))
 ).encode
