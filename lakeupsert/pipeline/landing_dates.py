@@ -8,12 +8,18 @@ from datetime import UTC, date, datetime
 
 from lakeupsert.landing.files import format_of
 
-_COUNTED = re.compile(
-    r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"  # a UUID is no number
-    r"|(?<![0-9A-Za-z])(?<![0-9]\.)(?P<word>[A-Za-z]*)(?P<number>[0-9]+)(?![0-9A-Za-z])"
+_PARTS = re.compile(
+    r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"  # a UUID
+    # A time of day or of an epoch with a fraction. 1.9 and 2024.9.30 are versions and dates, whose parts count.
+    r"|(?<![0-9A-Za-z])(?:(?:[0-9]*T|(?<=[_ ]))[0-9]{2}[-:]?[0-9]{2}[-:]?[0-9]{2}|[0-9]{14}|[0-9]{10})\.[0-9]+(?!\.?[0-9])"
+    r"|(?P<word>[0-9A-Za-z]+)"
 )
+_ID = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])(?:.{20,}|[0-9A-HJKMNP-TV-Z]{13})")
+"""An identifier of letters and digits that sorts as text: ULID, KSUID, xid, ObjectId, and TSID, which has 13 characters."""
+_NUMBER = re.compile("[0-9]+")
 _LONGEST_NUMBER = 64
 """Digits of the longest number that is compared as one: as long as a hash."""
+_NEVER = datetime.min.replace(tzinfo=UTC)
 COMMON_PATTERNS = ("%Y-%m-%d", "%Y%m%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%m-%d-%Y", "%d-%m-%Y")
 
 
@@ -51,25 +57,33 @@ class Skipped:
 
 def received_on(path: str, pattern: str) -> date | None:
     """The date of the folder that a file was received in; None if the path has no date or is not UTF-8."""
+    at = _received_at(path, pattern)
+    return at and at.date()
+
+
+def _received_at(path: str, pattern: str) -> datetime | None:
     try:
         path.encode()
         folders = "/".join(path.split("/")[: pattern.count("/") + 1])
-        return datetime.strptime(folders, pattern).replace(tzinfo=UTC).date() if pattern else date.min
+        return datetime.strptime(folders, pattern).replace(tzinfo=UTC) if pattern else _NEVER
     except ValueError:  # also UnicodeEncodeError: the ledger can't hold a name that is not UTF-8
         return None
 
 
-def arrival_order(path: str, pattern: str) -> tuple[date, str, str]:
-    """What sorts the files of a batch: the date of their folder, then the path, in which numbers count as numbers.
+def arrival_order(path: str, pattern: str) -> tuple[datetime, str, str]:
+    """What sorts the files of a batch: the date and time of their folder, then the path, in which numbers count as numbers.
 
-    So `2.csv` is before `10.csv`, and `01/02/2021/` after `31/01/2021/` if ``pattern`` says that the day comes first. Names that
-    are made to sort as text stay text: UUIDs, words of letters and digits such as ULIDs, and fractions (`05.25`).
+    So `2.csv` is before `10.csv`, `9h.csv` before `10h.csv`, and `01/02/2021/` after `31/01/2021/` if the day comes first in
+    ``pattern``. Names that are made to sort as text stay text: UUIDs, identifiers such as ULIDs, and fractions of seconds.
     """
 
     def padded(found: re.Match[str]) -> str:
-        return f"{found['word']}{found['number'].zfill(_LONGEST_NUMBER)}" if found["number"] else found[0]
+        word = found["word"]
+        if word is None or _ID.fullmatch(word):
+            return found[0]
+        return _NUMBER.sub(lambda number: number[0].zfill(_LONGEST_NUMBER), word)
 
-    return received_on(path, pattern) or date.min, _COUNTED.sub(padded, path), path
+    return _received_at(path, pattern) or _NEVER, _PARTS.sub(padded, path), path
 
 
 def is_stray(path: str, pattern: str, configured: str) -> bool:
