@@ -35,6 +35,7 @@ from lakeupsert.landing.formats.blocks import (
     UnreadableFileError,
 )
 from lakeupsert.landing.formats.positions import AFTER_A_COMMIT, EVENT_TIMES, LOG_POSITION, NO_COMMIT, noted_positions
+from lakeupsert.landing.origins import Origins
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import EXPANSION, Footer, bytes_without_rows
 from lakeupsert.rows.digest import Digest
@@ -177,6 +178,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
             snapshots: set[str] = set()
             skipped: Counter[str] = Counter()
             refused: list[int] = []
+            origins = Origins()
             begins = file.row_groups is None or file.row_groups[0] == 0
             sha256 = hashlib.sha256() if begins else None
             try:
@@ -188,6 +190,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                     skipped.update(rows.skipped)
                     hollow += rows.hollow_deletes
                     incomplete += rows.incomplete_creates
+                    origins |= rows.origins
                     if job.only is None:
                         quarantine.write(rows.quarantined)
                     if job.inferred:
@@ -199,7 +202,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                 operations = job.spec.delete is not None and job.spec.delete.operation in names
                 renamed = job.spec.under_old_names(names)
                 waiting = tuple(names.keys() - known) if rows_accepted else ()
-                found = tuple(sorted(snapshots)), dict(skipped), waiting, hollow, incomplete, tuple(refused)
+                found = tuple(sorted(snapshots)), dict(skipped), waiting, hollow, incomplete, tuple(refused), origins
                 yield FileRead(file.path, rows_read, rows_accepted, content, operations, renamed, *found)
             except UnreadableFileError as e:
                 unplanned, damaged = (isinstance(e, kind) for kind in (UnplannedColumnError, DamagedFileError))

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from lakeupsert.landing.origins import Origins
 from lakeupsert.table.ledger import NOTHING, QuarantineFile, Touched
 from lakeupsert.table.manifest import DataFile, add_digests
 
@@ -21,6 +22,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
         skipped: messages without a row, by their kind.
         waiting: columns that the table lacks, since no row has a value there.
         hollow_deletes, incomplete_creates: as in `landing.accept.CheckedRows`.
+        origins: see `landing.origins`.
         refused: places of refused rows, if the batch's text decides types (`AppendJob.inferred`).
     """
 
@@ -36,6 +38,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
     hollow_deletes: int = 0
     incomplete_creates: int = 0
     refused: tuple[int, ...] = ()
+    origins: Origins = Origins()
 
 
 class FileFailed(msgspec.Struct, frozen=True, tag=True):

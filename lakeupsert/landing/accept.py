@@ -14,8 +14,9 @@ missing_column, ambiguous_date (by the formats of `dates`) or bad_type, bad_oper
 import operator
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
@@ -47,6 +48,7 @@ from lakeupsert.landing.formats.dates import is_dated
 from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.landing.formats.unavailable import find_unavailable, is_unavailable
 from lakeupsert.landing.hollow import find_hollow_deletes
+from lakeupsert.landing.origins import NO_ORIGINS, Origins, origins_of
 from lakeupsert.landing.partitions import UNPLACED, derived_columns, folder_names, joined_names, partition_sources
 from lakeupsert.phrases import when
 from lakeupsert.rows.arrays import Mask, Rows
@@ -104,6 +106,7 @@ class CheckedRows:
     Attributes:
         names: the columns that the block has, by the table's names, with the file's name of each.
         skipped: how many messages of the block hold no row, by their kind.
+        origins: see `landing.origins`.
         hollow_deletes: how many accepted deletes bring nothing but their key (`find_hollow_deletes`).
         incomplete_creates: how many accepted rows begin with a value that Debezium did not get, so nobody knows it.
     """
@@ -114,6 +117,7 @@ class CheckedRows:
     skipped: Mapping[str, int]
     hollow_deletes: int = 0
     incomplete_creates: int = 0
+    origins: Origins = NO_ORIGINS
 
 
 def read_rows(
@@ -145,7 +149,7 @@ def read_rows(
                         raise UnplannedColumnError(
                             file.path, f"Column {min(new)!r} is not among the columns that were planned for the table."
                         )
-                    yield rows
+                    yield replace(rows, origins=origins_of(block, reading))
         if sha256 is not None and hashed is None:
             hash_object(store, file.path, file.listed, sha256)
     except NotFoundError as e:
@@ -248,7 +252,7 @@ class _Refusals:
             (*self._reasons[row], *where)
             for row, *where in zip(rows, places, block.line_numbers(rows), raws, block.arrow(rows), strict=True)
         ]
-        for one in block.malformed:
+        for one in (one for one in block.malformed if one.version is None):
             raw = one.raw.decode("utf-8", "backslashreplace")
             code = "malformed" if one.truncate is None else "truncate"
             refused.append((code, one.reason, one.place, one.line, raw, None))
@@ -271,6 +275,8 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     and a nested value or a decimal does not fit: a survey may find more fields or digits.
     """
     spec, count = rules.spec, len(block.places)
+    begun = sum(one.version is not None for one in block.malformed)
+    skipped = Counter(block.skipped) + Counter({"activate_version message": begun})
     block = under_table_names(block, spec)
     refusals = _Refusals(block, path, rules.table)
     if missing:
@@ -280,7 +286,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
         reason = f"The file has no column {names}, which every row needs.{describe_separator(own)}{alone}"
         refusals.add("missing_column", np.full(count, True), reason)
         none = _accepted_schema(spec).empty_table()
-        return CheckedRows(none, refusals.table(), names_in_file(block), block.skipped)
+        return CheckedRows(none, refusals.table(), names_in_file(block), skipped)
 
     converted = _convert_columns(block, refusals, rules, _file_order(path, rules))
     columns = converted.columns
@@ -312,8 +318,8 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     accepted = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
     if refusals.refused.any():
         accepted = accepted.filter(pa.array(~refusals.refused))
-    counts = [int(np.count_nonzero(found)) for found in (hollow, incomplete)]
-    return CheckedRows(accepted, refusals.table(), names_in_file(block), block.skipped, *counts)
+    hollows, incompletes = (int(np.count_nonzero(found)) for found in (hollow, incomplete))
+    return CheckedRows(accepted, refusals.table(), names_in_file(block), skipped, hollows, incompletes)
 
 
 def new_columns(block: Block, spec: TableSpec, accepted: Rows) -> set[str]:

@@ -25,6 +25,7 @@ from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import Survey, format_of
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.positions import noted_positions
+from lakeupsert.landing.origins import Origins, all_origins
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.discover import Ground, Request, contents_of, discover, refuse_all_skipped
@@ -35,6 +36,7 @@ from lakeupsert.pipeline.event_order import (
     misplaced_snapshots,
     no_own_rows,
     refuse_misplaced,
+    several_tables,
 )
 from lakeupsert.pipeline.full_extract import (
     NO_EXTRACT,
@@ -54,7 +56,7 @@ from lakeupsert.pipeline.next_spec import (
 )
 from lakeupsert.pipeline.open_columns import waiting_columns
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.quarantine_limit import refuse_above_limit, refuse_truncate
+from lakeupsert.pipeline.quarantine_limit import refuse_above_limit, refuse_new_versions, refuse_truncate
 from lakeupsert.table.chain import LOST, Lost, until_won
 from lakeupsert.table.ledger import ChosenHost, LandingFile, LedgerEntry, QuarantineFile, Scope
 from lakeupsert.table.spec import REPLACING_EXTRACTS
@@ -207,8 +209,10 @@ def _attempt(
     except ConfigurationError:
         table.discard(files)
         raise
+    origins = all_origins(r.origins for r in reports if isinstance(r, FileRead))
     try:
         refuse_truncate(table, ground, reports)
+        refuse_new_versions(table, ground, origins, is_full=request.full == "table")
         refuse_misplaced(table, plan.job.spec, reports)
         entry = _entry(table, ground, plan, reports, chosen)
         refuse_above_limit(table, ground, entry, examples_of(reports))
@@ -235,6 +239,7 @@ def _attempt(
         *misplaced_events(table, plan.job.spec),
         *hollow_deletes(table, plan.job.spec, [link.body]),
         *no_own_rows(table, link.body),
+        *several_tables(table, origins),
         *incomplete_creates([link.body]),
         *misplaced_snapshots(table, plan.job.spec, link.body, before, incremental="incremental" in snapshots),
     )
@@ -368,6 +373,7 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
     skipped: Counter[str] = Counter()
     quarantine: list[QuarantineFile] = []
     positions = set[str]()
+    origins = Origins()
     operations = False
     for report in reports:
         if isinstance(report, FileRead):
@@ -375,6 +381,7 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
             operations |= report.operations
             skipped.update(report.skipped)
             positions |= {*report.snapshots}
+            origins |= report.origins
             if report.sha256 is not None:
                 hashes[report.path] = report.sha256
         elif isinstance(report, Refused):
@@ -410,6 +417,7 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
         incomplete_creates=sum(r.incomplete_creates for r in reports if isinstance(r, FileRead)),
         positions=tuple(sorted(noted_positions(positions))),
         skipped=dict(sorted(skipped.items())),
+        versions=dict(sorted(origins.versions.items())) if job.reading.envelope == "singer" else None,
         host=chosen,
         operations=operations if rows.total() and job.spec.delete and job.spec.delete.operation else None,
     )

@@ -8,10 +8,13 @@ Repeat    safe
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from lakeupsert.engine.reports import Written
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.formats.only import OTHER_TABLE
 from lakeupsert.landing.formats.positions import LOG_POSITION, began_again
+from lakeupsert.landing.origins import Origins
 from lakeupsert.landing.partitions import partition_sources
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.opened import OpenTable
@@ -111,6 +114,21 @@ def no_own_rows(table: OpenTable, entry: LedgerEntry) -> list[str]:
     return [
         f"the batch has {count(others, 'record')} of other tables, and none in which {own}: check `only` in "
         f"[tables.{table.name}.read]"
+    ]
+
+
+def several_tables(table: OpenTable, origins: Origins) -> list[str]:
+    """A warning if a batch has rows of several tables, and no `only` says which are this one's."""
+    column, names = next(((column, names) for column, names in origins.tables.items() if len(names) > 1), ("", ()))
+    if not names:
+        return []
+    setting = f"`only = {{ {column} = "
+    listed = ", ".join(map(repr, names))
+    return [
+        f"the batch has rows of several tables by {column!r}: {listed}. Rows of one key replace each other, whichever table they "
+        f'are of. If the table is one of them, set {setting}"{names[0]}" }}` in [tables.{table.name}.read] and give the table '
+        "another `processed`: `lakeupsert run` takes all landing files again. If all belong to it, say so: "
+        f"{setting}{msgspec.json.encode(names).decode()} }}`"
     ]
 
 

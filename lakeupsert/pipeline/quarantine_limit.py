@@ -1,4 +1,5 @@
-"""Refuse a batch of which more rows were refused than `quarantine_limit` allows, or in which the source table was truncated.
+"""Refuse a batch of which more rows were refused than `quarantine_limit` allows, or in which the source table was truncated, also
+in part.
 
 Reads     the ledger's first entry
 Writes    nothing
@@ -9,10 +10,11 @@ from collections.abc import Iterable, Mapping
 
 from lakeupsert.engine.reports import Refused, Report
 from lakeupsert.errors import RefusedError
+from lakeupsert.landing.origins import UNKNOWN_VERSION, Origins
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import Ground
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.ledger import LedgerEntry, active_batches
 
 
 def refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry, examples: Mapping[str, str]) -> None:
@@ -53,6 +55,47 @@ def refuse_truncate(table: OpenTable, ground: Ground, reports: Iterable[Report])
         )
     )
     raise truncated(table, refused[0].examples["truncate"], f" The batch has {count(times, 'truncate')}.", first)
+
+
+def refuse_new_versions(table: OpenTable, ground: Ground, origins: Origins, *, is_full: bool) -> None:
+    """Raise RefusedError if ACTIVATE_VERSION of Singer would remove rows, in the batch or stored: those of lower versions.
+
+    ``is_full``: the batch is a full extract of the table, after which no stored row counts that it lacks.
+    """
+    counted = [] if is_full or not origins.begun else _entries_since_full(table, ground)
+    for stream, version in origins.begun.items():
+        here = origins.versions.get(stream, version)
+        stored = min((_lowest_version(entry, stream, version) for entry in counted), default=version)
+        lowest = min(here, stored)
+        if lowest >= version:
+            continue
+        known = lowest if lowest > UNKNOWN_VERSION else "(unknown)"
+        where, step = "table", f"run `lakeupsert run --full table --table {shlex.quote(table.name)}`"
+        if here < version:
+            where, step = "batch", "land them without rows of older versions, and run again"
+        raise RefusedError(
+            "truncated-source",
+            f"Table {table.name!r}: stream {stream!r} begins version {version} (ACTIVATE_VERSION), so its rows of earlier "
+            f"versions are gone. The {where} has rows of version {known}, and lakeupsert "
+            "does not remove them. Nothing was committed.",
+            next=f"if the landing files have all rows of version {version}, {step}; else land the whole version first",
+        )
+
+
+def _entries_since_full(table: OpenTable, ground: Ground) -> list[LedgerEntry]:
+    """The batches that count, from the last full extract of the whole table on; without one, also the adopted rows."""
+    numbers = sorted(active_batches(enumerate(ground.entries)))
+    counted = [ground.entries[number] for number in numbers]
+    extracts = [n for n, one in enumerate(counted) if one.full and one.full.scope == "table"]
+    begin = table.entry(0) if ground.entries and not extracts else None
+    return [*([begin.body] if begin and begin.body.touched else []), *counted[extracts[-1] if extracts else 0 :]]
+
+
+def _lowest_version(entry: LedgerEntry, stream: str, none: int) -> int:
+    """The lowest version of a stream's rows that came with a batch; ``none`` if it has none, or only such that came before."""
+    if entry.statement or entry.replayed or (entry.kind == "batch" and not entry.rows_read):
+        return none
+    return UNKNOWN_VERSION if entry.versions is None else entry.versions.get(stream, none)
 
 
 def truncated(table: OpenTable, example: str, times: str = "", first: str = "") -> RefusedError:

@@ -226,6 +226,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         hollow_deletes: deletes that bring nothing but their key, with invented values in all other columns (`landing.hollow`).
         incomplete_creates: rows that began with a value that Debezium did not get, so it is null (`mode = "columns"`).
         positions: `__log_position` of first snapshots of Debezium for PostgreSQL in its files, and the lowest after a commit.
+        versions: of Singer's messages, the lowest version of the rows of each stream, or -1 if some have none. None in entries
+            without such messages, and in those of an earlier lakeupsert.
         skipped: messages of its files that hold no row, by their kind, for example ``tombstone``. They are not in ``rows_read``.
         host: where the landing files were read. None in entries without landing files, and in those of an earlier lakeupsert.
         clock_ahead: by how many microseconds the writer's clock, and so ``received_at``, was ahead of the store's, if that was
@@ -263,6 +265,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, int] = {}
     host: ChosenHost | None = None
     clock_ahead: int = 0
+    versions: dict[str, int] | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:

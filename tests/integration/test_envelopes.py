@@ -25,9 +25,10 @@ def recorded(version: int) -> Messages:
 
 def configure(root: Path, envelope: str, more: str, read: str = "", delete: str = "") -> Table:
     (root / "landing").mkdir(exist_ok=True)
+    wrapped = f'envelope = "{envelope}"\n' if envelope else ""
     (root / "lakeupsert.toml").write_text(
         f'[tables.t]\nlanding = "landing"\nprocessed = "processed"\nkey = ["id"]\n{more}[tables.t.schema]\nid = "bigint"\n'
-        f'[tables.t.read]\nenvelope = "{envelope}"\n{read}{delete}'
+        f"[tables.t.read]\n{wrapped}{read}{delete}"
     )
     return Table.open(root / "lakeupsert.toml")
 
@@ -194,14 +195,113 @@ def test_rows_of_a_raw_table_of_airbyte(tmp_path: Path) -> None:
     assert stored(table) == [{"id": 1, "price": 2}]
 
 
-def test_a_new_version_of_a_stream_refuses_the_batch_of_its_table_only(tmp_path: Path) -> None:
-    table = configure(tmp_path, "singer", SETTINGS, 'only = { __stream = "orders" }\n')
-    land(tmp_path / "landing/1.jsonl", [*SINGER, {"type": "ACTIVATE_VERSION", "stream": "customers", "version": 2}])
-    assert table.run().append.entry.skipped[OTHER] == 2
-    land(tmp_path / "landing/2.jsonl", [*SINGER, {"type": "ACTIVATE_VERSION", "stream": "orders", "version": 2}])
-    with pytest.raises(RefusedError, match="ACTIVATE_VERSION") as e:
+def activate(version: object, stream: str = "orders") -> dict[str, Any]:
+    return {"type": "ACTIVATE_VERSION", "stream": stream, "version": version}
+
+
+def record(id: int, version: int | None, stream: str = "orders") -> dict[str, Any]:
+    own = {} if version is None else {"version": version}
+    return {"type": "RECORD", "stream": stream, "record": {"id": id, "at": id}, **own}
+
+
+VERSIONS: dict[str, tuple[Messages, Messages, bool]] = {  # what came before, the batch, whether it is taken
+    "first copy, begun before and after it": ([], [activate(2), record(1, 2), activate(2)], True),
+    "incremental: the version goes on": ([activate(2), record(1, 2)], [activate(2), record(3, 2)], True),
+    "nothing of the stream is stored": ([record(9, 1, "clients")], [record(1, 2), activate(2)], True),
+    "another stream begins": ([record(1, 1)], [activate(3, "clients"), record(2, 1)], True),
+    "an older one, late": ([record(1, 3)], [record(2, 3), activate(2)], True),
+    "refused rows count": ([{**record(1, 1), "record": {"at": 1}}, record(2, 2)], [activate(2)], False),
+    "a second copy": ([record(1, 1)], [record(1, 2), activate(2)], False),
+    "older rows in the batch": ([], [record(1, 1), record(2, 2), activate(2)], False),
+    "stored rows without a version": ([record(1, None)], [record(1, 2), activate(2)], False),
+    "a version that is no number": ([], [record(1, 2), activate("x")], False),
+}
+
+
+@pytest.mark.parametrize("case", VERSIONS)
+def test_a_new_version_of_a_stream_is_taken_if_no_row_of_it_has_to_go(tmp_path: Path, case: str) -> None:
+    before, batch, is_taken = VERSIONS[case]
+    only = 'only = { __stream = ["orders", "clients"] }\n'
+    table = configure(tmp_path, "singer", f'{SETTINGS}quarantine_limit = "100%"\n', only)
+    if before:
+        land(tmp_path / "landing/1.jsonl", before)
         table.run()
-    assert e.value.code == "truncated-source"
+    land(tmp_path / "landing/2.jsonl", batch)
+    if not is_taken:
+        with pytest.raises(RefusedError) as e:
+            table.run()
+        assert e.value.code == "truncated-source"
+        return
+    entry = table.run().append.entry
+    assert entry.skipped == {"activate_version message": sum(m["type"] == "ACTIVATE_VERSION" for m in batch)}
+    ids = {m["record"]["id"] for m in [*before, *batch] if m["type"] == "RECORD"}
+    assert {row["id"] for row in stored(table)} == ids
+
+
+def test_a_second_copy_is_a_full_extract(tmp_path: Path) -> None:
+    table = configure(tmp_path, "singer", SETTINGS)
+    for version, ids in ((1, (1, 2)), (2, (1, 3))):
+        land(tmp_path / f"landing/{version}.jsonl", [*(record(one, version) for one in ids), activate(version)])
+        table.run(full="table")
+    land(tmp_path / "landing/3.jsonl", [activate(2), record(4, 2)])  # the sync after it goes on
+    table.run()
+    assert [row["id"] for row in stored(table)] == [1, 3, 4]
+
+
+def test_a_new_version_of_another_table_is_not_this_ones(tmp_path: Path) -> None:
+    table = configure(tmp_path, "singer", SETTINGS, 'only = { __stream = "orders" }\n')
+    land(tmp_path / "landing/1.jsonl", [*SINGER, activate(2, "customers")])
+    assert table.run().append.entry.skipped[OTHER] == 2
+    land(tmp_path / "landing/2.jsonl", [*SINGER, activate(2)])
+    with pytest.raises(RefusedError, match="ACTIVATE_VERSION"):
+        table.run()
+
+
+NAMED: dict[str, tuple[str, str, Messages]] = {
+    "debezium": (
+        "debezium",
+        "__source_table",
+        [{"op": "c", "before": None, "after": {"id": 1}, "source": {"schema": "s", "table": t}} for t in ("a", "b")],
+    ),
+    "schemas": (
+        "debezium",
+        "__source_schema",
+        [{"op": "c", "before": None, "after": {"id": 1}, "source": {"schema": s, "table": "t"}} for s in ("a", "b")],
+    ),
+    "dms": ("dms", "__table_name", [{"data": {"id": 1}, "metadata": {"table-name": t}} for t in ("a", "b")]),
+    "wal2json": (
+        "wal2json",
+        "__table",
+        [{"action": "I", "table": t, "columns": [{"name": "id", "value": 1}]} for t in ("a", "b")],
+    ),
+    "singer": ("singer", "__stream", [record(1, None, t) for t in ("a", "b")]),
+    "airbyte": (
+        "airbyte",
+        "__stream",
+        [{"type": "RECORD", "record": {"stream": t, "data": {"id": 1}}} for t in ("a", "b")],
+    ),
+    "flat": ("", "__table", [{"id": 1, "__table": t} for t in ("a", "b")]),
+}
+
+
+@pytest.mark.parametrize("feed", NAMED)
+def test_rows_of_several_tables_are_a_warning(tmp_path: Path, feed: str) -> None:
+    envelope, column, messages = NAMED[feed]
+
+    def warnings(place: Path, messages: Messages, only: str = "") -> list[str]:
+        place.mkdir()
+        (place / "landing").mkdir()
+        for number, message in enumerate(messages):  # files of one batch
+            land(place / f"landing/{number}.jsonl", [message])
+        table = configure(place, envelope, "partition_by = []\n", only)
+        return [one for one in table.run().append.warnings if "several tables" in one]
+
+    [found] = warnings(tmp_path / "mixed", messages)
+    assert f"{column!r}: 'a', 'b'" in found
+    assert f'only = {{ {column} = "a" }}' in found
+    assert f'only = {{ {column} = ["a","b"] }}' in found
+    assert warnings(tmp_path / "one", messages[:1]) == []
+    assert warnings(tmp_path / "both", messages, f'only = {{ {column} = ["a", "b"] }}\n') == []
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,8 @@ def unreadable_if_damaged(file: LandingInput, kind: str, *errors: type[Exception
 class MalformedRecord:
     """A record that can't be split into columns; ``line`` is the line of a text file in which it begins, counted from 1.
 
-    ``truncate``: the fields of the event itself if it is one that empties its source table.
+    ``truncate``: the fields of the event itself if it is one that empties its source table; with a ``version``, only of rows of
+    lower versions, so it may change nothing (`landing.origins`).
     """
 
     place: int
@@ -124,6 +125,7 @@ class MalformedRecord:
     raw: bytes
     line: int | None = None
     truncate: Mapping[str, object] | None = None
+    version: int | None = None
 
     def __str__(self) -> str:
         return f"line {self.line}: {self.reason}".rstrip(".")
@@ -131,7 +133,8 @@ class MalformedRecord:
 
 def flaw_of(malformed: Iterable[MalformedRecord]) -> MalformedRecord | None:
     """The `Columns.flaw` of a file without a row that has these records."""
-    first = min(malformed, key=lambda one: one.truncate is None, default=None)
+    others = (one for one in malformed if one.version is None)
+    first = min(others, key=lambda one: one.truncate is None, default=None)
     return first and replace(first, raw=b"")
 
 

@@ -31,12 +31,13 @@ class NoEnvelopeError(Exception):
 class TruncateError(NoEnvelopeError):
     """The message empties its source table, which no row can express.
 
-    ``event``: the event's own fields, as a row has them.
+    ``event``: the event's own fields, as a row has them. ``version``: only rows of lower versions of a stream go.
     """
 
-    def __init__(self, message: str, event: Row) -> None:
+    def __init__(self, message: str, event: Row, version: int | None = None) -> None:
         super().__init__(message)
         self.event = event
+        self.version = version
 
 
 Found = Row | Skipped | NoEnvelopeError
@@ -210,12 +211,9 @@ def singer(message: object) -> Row | Skipped:
         raise NoEnvelopeError("Not a message of Singer: it has no `type`.")
     own: Row = {f"__{name}": value for name, value in _scalars(message) if name != "type"}
     if kind == "ACTIVATE_VERSION":
-        raise TruncateError(
-            f"Stream {message.get('stream')} begins version {message.get('version')} (ACTIVATE_VERSION): its rows of earlier "
-            "versions are gone. Land the records of this version without that line, as a full extract "
-            "(`lakeupsert run --full table`).",
-            own,
-        )
+        version = message.get("version")
+        why = f"Stream {message.get('stream')} begins version {version} (ACTIVATE_VERSION): its rows of earlier ones are gone."
+        raise TruncateError(why, own, version if type(version) is int else None)
     if kind in ("SCHEMA", "STATE"):
         return f"{kind.lower()} message"
     row = message.get("record")

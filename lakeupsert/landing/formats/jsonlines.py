@@ -296,8 +296,8 @@ def decode_each(
     records = []
     for (i, number, why), line in zip(refused, lines, strict=True):
         raw = texts[i].rstrip(b"\r") if why.part is None else (_text_of(why.part) or "").encode()
-        truncate = why.event if isinstance(why, TruncateError) else None
-        records.append(MalformedRecord(int(places[i]) + number, str(why), raw, line, truncate))
+        truncate = (why.event, why.version) if isinstance(why, TruncateError) else ()
+        records.append(MalformedRecord(int(places[i]) + number, str(why), raw, line, *truncate))
     written = None if unwrap else [texts[i] for i in numbers]
     own = schemas if any(one is not NO_SCHEMA for one in schemas) else ()
     return JsonBlock(rows, written, places[numbers] + np.array(offsets, np.int64), records, part, skipped, own)
