@@ -207,7 +207,25 @@ _MEANT = {
     "snapshots": "`lakeupsert history` lists the snapshots",
     "tags": "`lakeupsert history` lists the snapshots with their tags",
     "show": "`lakeupsert head` shows rows, and `lakeupsert query` runs SQL",
-    "rollback": "`lakeupsert restore` goes back to a snapshot",
+    **dict.fromkeys(("rollback", "undo", "revert"), "`lakeupsert restore` goes back to a snapshot"),
+    **dict.fromkeys(("select", "sql"), "`lakeupsert query` runs SQL, and `lakeupsert head` shows rows"),
+    **dict.fromkeys(
+        ("check", "verify", "validate"),
+        "`lakeupsert reconcile` proves that no row was lost, `lakeupsert doctor` checks the machine",
+    ),
+    **dict.fromkeys(
+        ("repair", "fix"), "`lakeupsert doctor` finds what is damaged, and names the command that mends it"
+    ),
+    **dict.fromkeys(("clean", "gc"), "`lakeupsert vacuum` deletes files that nobody needs"),
+    **dict.fromkeys(
+        ("upsert", "load", "ingest", "import", "sync"),
+        "`lakeupsert run` takes what has landed, merges and publishes it",
+    ),
+    **dict.fromkeys(("drop", "alter"), "`lakeupsert schema` renames, drops and retypes columns"),
+    **dict.fromkeys(("list", "ls"), "`lakeupsert files` lists the table's files, `lakeupsert status` the tables"),
+    "watch": "`lakeupsert status --watch` refreshes every second",
+    "help": "`lakeupsert --help` lists the commands",
+    "version": "`lakeupsert --version` prints the version",
     "merge": "`lakeupsert dedupe` merges what was appended, and `lakeupsert run` appends first",
     "optimize": "`lakeupsert compact` rewrites partitions that have become slow to read",
 }

@@ -192,8 +192,10 @@ class _ReadingChoices:
     def add_decimal_commas(self, rows: Sample) -> None:
         files = {path: one.delimiter for path, one in self._sniffed.items()}
         of_row = np.array([files.get(path, "") for path in rows.paths])[rows.file]
-        for delimiter in sorted(set(of_row) - {"", ","}):
+        for delimiter in sorted(set(of_row) - {""}):
             with_comma, with_point = _numbers_by_separator(rows, of_row == delimiter)
+            if delimiter == ",":  # a quoted "1,234" may have thousands
+                with_comma = [name for name in with_comma if _has_thousands(rows.values[name])]
             names = name_list(with_comma, 3)
             comma = f"numbers in {names} have a decimal comma where the delimiter is {str(delimiter)!r}"
             if with_comma and with_point:
@@ -382,6 +384,11 @@ def _numbers_by_separator(rows: Sample, use: Mask) -> tuple[list[str], list[str]
             if found.any() and (found | whole).mean() >= MOST:
                 columns.append(name)
     return with_comma, with_point
+
+
+def _has_thousands(values: Column) -> bool:
+    """Whether a number is written like 1.234,50, where the comma can only separate decimals."""
+    return is_string(values.type) and bool(pc.any(pc.match_substring_regex(values, f"^{THOUSANDS}$")).as_py())
 
 
 def _is_typed(words: Column) -> bool:

@@ -279,6 +279,14 @@ def test_dialect_of_all_files_is_set() -> None:
         assert read == {"delimiter": delimiter, "decimal_separator": ","}
 
 
+@pytest.mark.parametrize(
+    ("price", "found"), [("1.{:03},50", {"decimal_separator": ","}), ("1,{:03}", {}), ("{},5", {})]
+)
+def test_a_decimal_comma_between_quotes_needs_points_for_thousands(price: str, found: dict[str, str]) -> None:
+    lines("quoted/a.csv", "id,day,price", *(f'{i},2020-01-{1 + i % 28:02d},"{price.format(i)}"' for i in range(200)))
+    assert proposed("quoted")["read"] == found
+
+
 @pytest.mark.parametrize("has_duckdb", [True, False])
 def test_dialect_of_some_files_is_added(monkeypatch: pytest.MonkeyPatch, has_duckdb: bool) -> None:
     if not has_duckdb:
