@@ -41,7 +41,9 @@ def publish(call: Call, tag: str | None, to: PublisherName | None, reset: bool, 
         result, facts = output.publish_result(published), output.publish_facts(published)
         if tag is not None or untag is not None:
             tags = result["tags"] = table.tags()
-            facts += [(tag, f"tag of snapshot {tags[tag]}")] if tag is not None else []
+            if tag is not None:
+                again = f", which snapshot {published.snapshot} shows again" if tags[tag] != published.snapshot else ""
+                facts.append((tag, f"tag of snapshot {tags[tag]}{again}"))
             facts += [(untag, "no snapshot has this tag now")] if untag is not None else []
         error = merge_error(call, table, [], published)
         return Answer(result, output.block(f"Table {table.name}", facts), publish_warnings(published), error=error)

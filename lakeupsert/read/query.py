@@ -139,7 +139,7 @@ def query(view: View, name: str, sql: str) -> QueryResult:
         rows = pa.RecordBatchReader.from_stream(_plain(connection.sql(sql)))
     except duckdb.Error as e:
         connection.close()
-        raise source.error or _unfit_query(e) from e
+        raise source.error or _unfit_query(e, name) from e
     except BaseException:
         connection.close()
         raise
@@ -227,7 +227,7 @@ def _plain(result: "DuckDBPyRelation") -> "DuckDBPyRelation":
         raise _unfit_query(f"two columns of its result are called {twice!r}; give one of them another name with AS")
     if not any(type_.id in _WITHOUT_ARROW for type_ in result.types):
         return result
-    quoted = ['"' + name.replace('"', '""') + '"' for name in names]
+    quoted = list(map(_identifier, names))
     kinds = [type_.id for type_ in result.types]
     return result.project(
         ", ".join(
@@ -247,13 +247,24 @@ def _read(connection: "DuckDBPyConnection", rows: pa.RecordBatchReader, source: 
         connection.close()
 
 
-def _unfit_query(why: object) -> ConfigurationError:
-    return ConfigurationError(
-        "unfit-query",
-        f"The query can't be run: {str(why).strip().rstrip('.')}. Nothing was changed.",
-        next="give one SELECT in DuckDB's SQL; the table has its own name there, and `lakeupsert schema` lists its columns. To "
-        "join it with other tables or files, query `Table.to_duckdb(connection)` in Python",
-    )
+def _unfit_query(why: object, name: str = "") -> ConfigurationError:
+    """``name``: the table's, if it may be another than the query has."""
+    text = str(why).strip().rstrip(".")
+    if "Cannot access file" in text or text.startswith("it uses "):
+        step = (
+            "join the table with files and other tables in Python, by `Table.to_duckdb(connection)` (docs/engines/DUCKDB.md), or "
+            "give DuckDB the rows of `lakeupsert export`"
+        )
+    elif name and "Table with name" in text:
+        step = f"name the table {_identifier(name)}: the query sees no other"
+    else:
+        step = "give one SELECT in DuckDB's SQL; the table has its own name there, and `lakeupsert schema` lists its columns"
+    end = "" if text.endswith(("?", "!")) else "."
+    return ConfigurationError("unfit-query", f"The query can't be run: {text}{end} Nothing was changed.", next=step)
+
+
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _text(value: str) -> str:
