@@ -109,6 +109,8 @@ class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
     """Whether events get the column `__log_position` (`POSITIONED`). Those of an earlier lakeupsert's batches have none."""
     types: bool = False
     """Whether the `schema` part of an event of Debezium states types. In batches of an earlier lakeupsert it did not count."""
+    folders: tuple[str, ...] = ()
+    """The columns that folders `name=value` give to files that lack them. In batches of an earlier lakeupsert none did."""
 
     @property
     def has_header(self) -> bool:

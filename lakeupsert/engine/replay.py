@@ -27,6 +27,7 @@ from lakeupsert.landing.files import TYPED, Survey, apply_aliases, format_of
 from lakeupsert.landing.formats.blocks import ArrowBlock, Block, RenamedBlock, UnreadableFileError
 from lakeupsert.landing.formats.connect import row_of
 from lakeupsert.landing.formats.dates import dated
+from lakeupsert.landing.formats.folders import with_folders
 from lakeupsert.landing.formats.jsonlines import decode_each
 from lakeupsert.landing.formats.orcfile import OrcBlock
 from lakeupsert.rows.arrays import Indices, Mask, Rows
@@ -205,7 +206,7 @@ def _with_current_names(quarantined: _QuarantinedBlock, job: AppendJob, renames_
         block = RenamedBlock(block, {name: in_file for name, in_file in own.items() if name is not None})
     with suppress(UnreadableFileError):
         block = apply_aliases(block, quarantined.file, job.reading)
-    return dated(block, job.reading)
+    return dated(with_folders(block, quarantined.file, job.reading), job.reading)
 
 
 def _blocks(rows: Rows, reading: Reading) -> Iterator[_QuarantinedBlock]:

@@ -36,6 +36,7 @@ from lakeupsert.landing.formats.blocks import (
 )
 from lakeupsert.landing.formats.dates import dated, formats_of, type_by_formats
 from lakeupsert.landing.formats.dominant import DominantType, Example
+from lakeupsert.landing.formats.folders import add_folder_columns, folder_values, missing_values, with_folders
 from lakeupsert.landing.formats.jsonarray import array_begin, cut_off
 from lakeupsert.landing.formats.only import names_in_files, own_rows
 from lakeupsert.landing.formats.records import ChooseDialect
@@ -158,7 +159,7 @@ def survey(
         with open_landed(store, file.path, file.listed) as source:
             if kind == "parquet":
                 schema, footer = parquetfile.schema_of(source, file)
-                columns = _columns_in_table(Columns(schema), file.path, reading, known)
+                columns = _columns_in_table(Columns(schema), file.path, reading, known, text_columns)
                 groups, rows = footer.num_row_groups, footer.num_rows
                 own = columns.own
                 return Survey(file.path, columns.schema, True, row_groups=groups, rows=rows, own=own, rowless=not rows)
@@ -230,21 +231,26 @@ class Reader:
             types |= {old.lower(): types.get(new.lower()) for old, new in aliases.items()}
             known = pa.schema([(name, type_) for name, type_ in types.items() if type_ is not None])
         wanted = {name.lower() for name in text_columns}
-        text_columns |= {old for old, new in aliases.items() if new.lower() in wanted}
-        return _columns_in_table(self._own_columns(known, text_columns), self.file.path, self.reading, given)
+        own_texts = text_columns | {old for old, new in aliases.items() if new.lower() in wanted}
+        columns = self._own_columns(known, own_texts)
+        return _columns_in_table(columns, self.file.path, self.reading, given, text_columns)
 
     def blocks(self, required: frozenset[str], only: Collection[str] | None = None) -> Contents:
         """The rows of the file. ``required`` and ``only`` are names after the renaming."""
-        aliases = self.reading.aliases
+        aliases, path, reading = self.reading.aliases, self.file.path, self.reading
+        given = folder_values(path, reading)
+        required = frozenset(missing_values(given, dict.fromkeys(required))) if given else required
+        if given and only is not None and not missing_values(given, dict.fromkeys(only)):
+            only = None  # of no column, Parquet and ORC read no row
         if not aliases:
             own = self._own_blocks(required, only)
-            return Contents(own.missing, (dated(block, self.reading) for block in own.blocks))
+            return Contents(own.missing, (dated(with_folders(block, path, reading), reading) for block in own.blocks))
         olds = {name: [old for old, new in aliases.items() if new.lower() == name.lower()] for name in required}
         wanted = {name.lower() for name in only or ()}
         more = [old for old, new in aliases.items() if new.lower() in wanted]
         own = self._own_blocks(required.union(*olds.values()), None if only is None else [*only, *more])
         missing = frozenset(name for name in required if own.missing.issuperset([name, *olds[name]]))
-        return Contents(missing, _aliased_blocks(own.blocks, self.file.path, self.reading))
+        return Contents(missing, _aliased_blocks(own.blocks, path, reading))
 
     def _own_columns(self, known: pa.Schema | None, text_columns: frozenset[str]) -> Columns:
         source, file, kind, reading = self.source, self.file, self.kind, self.reading
@@ -276,8 +282,10 @@ class Reader:
         return open_blocks(source, file, required, only)
 
 
-def _columns_in_table(columns: Columns, path: str, reading: Reading, known: pa.Schema | None) -> Columns:
-    """The columns under their names in the table, and those with formats of `dates` in the types of these.
+def _columns_in_table(
+    columns: Columns, path: str, reading: Reading, known: pa.Schema | None, text_columns: frozenset[str]
+) -> Columns:
+    """The columns under their names in the table, those with formats of `dates` in the types of these, and those of folders.
 
     A column that is ``known`` in another type keeps it, and so does one that the file has as dates already.
     """
@@ -289,6 +297,7 @@ def _columns_in_table(columns: Columns, path: str, reading: Reading, known: pa.S
         is_written = pa.types.is_string(field.type) or pa.types.is_integer(field.type)
         if formats and is_written and field.name.lower() not in others:
             schema = schema.set(i, field.with_type(type_by_formats(formats)))
+    schema = add_folder_columns(schema, path, reading, known, text_columns)
     return dataclasses.replace(columns, schema=schema)
 
 
@@ -326,7 +335,7 @@ def _aliased_blocks(own_blocks: Iterator[Block], path: str, reading: Reading) ->
         if not seen.keys() >= set(block.names):
             seen |= dict.fromkeys(block.names)
             _own_names(path, seen, reading)
-        yield dated(apply_aliases(block, path, reading), reading)
+        yield dated(with_folders(apply_aliases(block, path, reading), path, reading), reading)
 
 
 def apply_aliases(block: Block, path: str, reading: Reading) -> Block:
@@ -435,7 +444,9 @@ def preview(store: ObjectReader, file: LandingInput, reading: Reading, spec: Tab
     """
     sources = partition_sources(spec)
     # Of no column, Parquet and ORC read no row.
-    columns = sources if sources and not spec.takes_key_alone else tuple(dict.fromkeys((*sources, spec.key[0])))
+    in_folders = bool(folder_values(file.path, reading))
+    alone = bool(sources) and not spec.takes_key_alone and not in_folders
+    columns = sources if alone else tuple(dict.fromkeys((*sources, *spec.key[: None if in_folders else 1])))
     partitions: Counter[str] = Counter()
     unplaced = 0
     share = 1.0

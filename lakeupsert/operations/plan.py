@@ -237,7 +237,7 @@ def _expected_spec(table: OpenTable, files: Sequence[LandingInput], known: Table
     """Of text files, only their beginnings are read."""
     if not files:
         return _ExpectedSpec(known)
-    sizes = _shares(files, table.settings.reading)
+    sizes = _shares(files, table.reading)
     found = {file: _survey(table, file, sizes.get(file.path, 0), known) for file in files}
     surveys = {file: one for file, one in found.items() if one is not None}
     if known is None:
@@ -262,14 +262,14 @@ def _first_spec(table: OpenTable, surveys: Mapping[LandingInput, Survey], sizes:
         spec, warnings = plan_spec(table, None, list(surveys.values()), ahead=True, fitted=True)
         warnings.append(f"rows with other values go to quarantine; if no row is left, the run fails: {e.message}")
     largest = max(surveys, key=lambda f: f.size)
-    rows = first_rows(table.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), table.settings.reading)
+    rows = first_rows(table.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), table.reading)
     sample = tuple((len(part), parquet_bytes(part)) for part in (rows.slice(0, 1), rows) if len(part))
     return _ExpectedSpec(spec, warnings, sample)
 
 
 def _survey(table: OpenTable, file: LandingInput, size: int, known: TableSpec | None) -> Survey | None:
     """What append finds first in a file (of a text file, in its beginning); None if the file can't be read."""
-    reading = table.settings.reading
+    reading = table.reading
     schema, text = known.schema if known else None, table.declaration.text_columns
     if format_of(file.path, reading.format) in TYPED:
         found = survey(table.landing, file, reading, schema, text)
@@ -292,11 +292,11 @@ def _shares(files: Sequence[LandingInput], reading: Reading) -> dict[str, int]:
 
 
 def _previews(table: OpenTable, files: Sequence[LandingInput], spec: TableSpec) -> list[Preview]:
-    sizes = _shares(files, table.settings.reading)
+    sizes = _shares(files, table.reading)
     previews = []
     for file in files:
         with suppress(NotFoundError):
-            previews.append(preview(table.landing, file, table.settings.reading, spec, sizes.get(file.path, 0)))
+            previews.append(preview(table.landing, file, table.reading, spec, sizes.get(file.path, 0)))
     return previews
 
 

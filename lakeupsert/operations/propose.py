@@ -17,11 +17,12 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow.types import is_date, is_string
+from pyarrow.types import is_date, is_string, is_timestamp
 
 from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.landing.files import TYPED, format_of
+from lakeupsert.landing.formats.folders import folders_of
 from lakeupsert.landing.formats.inference import convert_text
 from lakeupsert.landing.sample import Column, Sample
 from lakeupsert.landing.table_logs import TableLog, find_log, log_above
@@ -83,7 +84,11 @@ def propose(address: str, table: str | None = None) -> Proposal:
     files, log = landing_files(store, root)
     names = [f.name for f in files]
     folders = _hive_folders(names) if can_commit(address) else None
-    read = choose_reading(store, files, with_dates=folders is None)  # a table that exists has its types
+    read = choose_reading(store, files, (), with_dates=folders is None)  # a table that exists has its types
+    others = [] if folders else [name for name in _shared_folders(names) if name not in read.rows.values]
+    given = [] if _has_days(read.rows) else others
+    if given:
+        read = choose_reading(store, files, given, with_dates=True)
     rows, warnings = read.rows, [*read.failures, *read.warnings]
     if not rows.count:
         why = warnings[0] if warnings else read.empty or "they have no rows"
@@ -96,8 +101,9 @@ def propose(address: str, table: str | None = None) -> Proposal:
     if hive is not None:
         rows.values[hive] = folder_values(rows.paths).take(pa.array(rows.file))
     dated = list(read.settings["dates"].value) if "dates" in read.settings else []
-    choices = SettingChoices(rows, hive, names, sum(f.size for f in files), dated)
+    choices = SettingChoices(rows, hive, names, sum(f.size for f in files), dated, given)
     settings = choices.settings()
+    warnings += _without_column([] if given else others, settings["landing_dates"])
     beside = zone_beside(root, "processed", "landing") if hive else processed_zone(address, root)
     if not hive and next(open_store(beside).list("", limit=1), None) is not None:
         warnings.append(f"{beside}, which is proposed as the processed zone, is not empty: check it")
@@ -206,6 +212,29 @@ def _hive_folders(names: Sequence[str]) -> str | None:
     if len(columns) > 1 or not all(columns) or any(format_of(n, "auto") != "parquet" for n in names):
         return None
     return columns.pop()
+
+
+def _shared_folders(names: Sequence[str]) -> list[str]:
+    """The columns that folders above every file give a value, outermost first."""
+    columns = [dict(folders_of(name)) for name in names]
+    return [column for column in columns[0] if all(column in one for one in columns)]
+
+
+def _without_column(names: Sequence[str], landing_dates: Choice) -> list[str]:
+    """A warning about each column of folders that neither the table nor `landing_dates` has."""
+    return [
+        f"the folders {name}=… give the table no column: to have it, name it in [tables.….schema]"
+        for name in names
+        if f"{name}=" not in (landing_dates.value or "")
+    ]
+
+
+def _has_days(rows: Sample) -> bool:
+    """Whether rows have days of their own: then folders of dates are days of arrival."""
+    return any(
+        is_date(values.type) or (is_timestamp(values.type) and not is_named(name, "arrival", "other"))
+        for name, values in rows.values.items()
+    )
 
 
 def _hive_column(column: str, rows: Sample) -> str | None:

@@ -73,10 +73,15 @@ class _Sniffed:
     escape: str = ""
 
 
-def choose_reading(store: ObjectReader, files: Sequence[ObjectInfo], *, with_dates: bool) -> SampleReading:
-    """Choose how ``files`` are read, some of which are the sample; formats of dates only ``with_dates``."""
+def choose_reading(
+    store: ObjectReader, files: Sequence[ObjectInfo], folders: Sequence[str], *, with_dates: bool
+) -> SampleReading:
+    """Choose how ``files`` are read, some of which are the sample; formats of dates only ``with_dates``.
+
+    ``folders``: the columns that their folders give.
+    """
     chosen = choose_files(files)
-    choices = _ReadingChoices(store, chosen)
+    choices = _ReadingChoices(store, chosen, folders)
     choices.add_dialects()
     before = choices.reading
     rows, failures = read_sample(store, chosen, before)
@@ -122,7 +127,8 @@ def _describe_empty(store: ObjectReader, files: Sequence[ObjectInfo], reading: R
 class _ReadingChoices:
     """Chooses one setting after another; each choice uses those before it."""
 
-    def __init__(self, store: ObjectReader, files: Sequence[ObjectInfo]) -> None:
+    def __init__(self, store: ObjectReader, files: Sequence[ObjectInfo], folders: Sequence[str]) -> None:
+        self._folders = tuple(folders)
         self.settings: dict[str, Choice] = {}
         self.warnings: list[str] = []
         self._sniffed = {}
@@ -138,7 +144,7 @@ class _ReadingChoices:
         words = tuple(null) if isinstance(null, list) else null
         envelope = values.get("envelope")
         positions, types = envelope in POSITIONED, envelope == "debezium"
-        return Reading(**values, positions=positions, types=types, dialects=dialects, null=words)
+        return Reading(**values, positions=positions, types=types, dialects=dialects, null=words, folders=self._folders)
 
     def add_dialects(self) -> None:
         """Delimiters, the quote, and whether there is a header."""

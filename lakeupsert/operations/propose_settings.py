@@ -66,9 +66,18 @@ def folder_of(path: str) -> str:
 class SettingChoices:
     """Chooses settings, one after another; each choice uses those before it."""
 
-    def __init__(self, rows: Sample, hive: str | None, names: Sequence[str], size: int, dated: Sequence[str]) -> None:
+    def __init__(
+        self,
+        rows: Sample,
+        hive: str | None,
+        names: Sequence[str],
+        size: int,
+        dated: Sequence[str],
+        folders: Sequence[str],
+    ) -> None:
         """``hive``: the column of the folders' names, in a Hive-partitioned table; ``names``: of all files; ``size``: their
-        bytes; ``dated``: columns whose dates have formats, some of which the sample may not settle."""
+        bytes; ``dated``: columns whose dates have formats, some of which the sample may not settle; ``folders``: columns that
+        only the folders of landing files have."""
         self.rows = rows
         self.is_wal2json = "__action" in rows.values and "__table" in rows.values
         is_debezium = "__op" in rows.values and any(name.startswith("__source_") for name in rows.values)
@@ -79,6 +88,7 @@ class SettingChoices:
         self.names = names
         self.size = size
         self.dated = dated
+        self.folders = list(folders)
         self.warnings: list[str] = []
         self.schema: dict[str, str] = {}
         self.inserts: Mask = np.full(rows.count, True)
@@ -171,6 +181,9 @@ class SettingChoices:
     def _partition(self) -> Choice:
         if self.hive is not None:
             return self._partition_of_folders(self.hive)
+        if self.folders:
+            has, no = ("is a column", "has it") if len(self.folders) == 1 else ("are columns", "has them")
+            return Choice(self.folders, (f"{name_list(self.folders)} {has} of the landing folders; no file {no}",))
         dates = [name for name in self.values if self._unfit(name, pa.date32()) <= FEW]
         good = [n for n in dates if not is_named(n, "arrival", "other")]
         ranked = sorted(
@@ -274,7 +287,7 @@ class SettingChoices:
 
     def _series(self, partition_by: Choice) -> tuple[Choice, Choice | None]:
         """The partition and the key if the table is a series: its dates or times are the key. Else the partition as it is."""
-        if self.hive is not None or not self.partition or not partition_by.value:
+        if self.hive is not None or self.folders or not self.partition or not partition_by.value:
             return partition_by, None
         [name] = self.sources or self.partition
         use = self.rows.fresh & self.inserts & self.rows.present([name])
@@ -519,6 +532,8 @@ class SettingChoices:
     def _landing_dates(self) -> Choice:
         if self.hive is not None:
             return Choice(None, ("the folders of the landing zone are not known yet",))
+        if self.folders:
+            return Choice(None, ("the folders are columns of the table: every file is taken",))
         names = [name for name in self.names if format_of(name, "auto") is not None] or self.names
         folders = folder_of(names[0]).split("/")
         prefixes = [(m[1].replace("%", "%%") + "=") if (m := HIVE.fullmatch(f)) else "" for f in folders]

@@ -30,6 +30,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.files import TYPED, Reader, content_hash, format_of, kind_of
 from lakeupsert.landing.formats import parquetfile
 from lakeupsert.landing.formats.blocks import LandingInput
+from lakeupsert.landing.formats.folders import folder_values, missing_values
 from lakeupsert.landing.formats.unavailable import NUMBERS, UNAVAILABLE
 from lakeupsert.operations.recompute_hash import hash_function
 from lakeupsert.operations.recompute_sql import (
@@ -308,7 +309,9 @@ class LandedRows:
         new_names = self._new_names(entry)
         types = {field.name.lower(): field.type for field in self._table.spec(entry.spec_version).schema}
         rows = read_text(path, landed.path, frozenset(refused), reading, types)
-        while block := [{reading.table_name_of(n): v for n, v in row.items()} for row in islice(rows, BLOCK_ROWS)]:
+        given = folder_values(landed.path, reading)
+        named = ({reading.table_name_of(n): v for n, v in row.items()} for row in rows)
+        while block := [{**row, **missing_values(row, given)} for row in islice(named, BLOCK_ROWS)]:
             names = list(dict.fromkeys(name for row in block for name in row))
             columns = {n: pa.array([r.get(n) for r in block], pa.string()) for n in names}
             brought = [[name.lower() for name, value in row.items() if value not in UNAVAILABLE] for row in block]
@@ -321,13 +324,15 @@ class LandedRows:
     ) -> None:
         """Load a file as `append` reads it."""
         file = LandingInput(landed.path, landed.size, landed.etag, place=0)
-        own = msgspec.structs.replace(reading, aliases={}, dates={}, only={})
+        own = msgspec.structs.replace(reading, aliases={}, dates={}, only={}, folders=())
         with pa.OSFile(path) as source:
             reader = Reader.of(source, file, kind_of(file, reading), own)
             schema = reader.columns(None, frozenset()).schema
             reader.source.seek(0)
             for block in reader.blocks(frozenset()).blocks:
                 columns = {reading.table_name_of(f.name): block.convert(f.name, f.type)[0] for f in schema}
+                for name, text in missing_values(columns, folder_values(landed.path, reading)).items():
+                    columns[name] = pa.repeat(pa.scalar(text, pa.string()), len(block.places))
                 rows = pa.table({**columns, PLACE: pa.array(block.places, pa.int64())})
                 self._db.register(
                     "block", rows.filter(pa.array(~np.isin(block.places, refused) & _is_own(columns, reading)))
@@ -362,6 +367,12 @@ class LandedRows:
             called = {name: reading.table_name_of(name) for name in names}
             columns = ", ".join(f"{identifier(name)} AS {identifier(new)}" for name, new in called.items())
             relation, names = f"(SELECT {columns} FROM {relation})", list(called.values())
+        if given := missing_values(names, folder_values(file, reading)):
+            more = ", ".join(
+                f"CAST({'NULL' if text is None else literal(text)} AS VARCHAR) AS {identifier(name)}"
+                for name, text in given.items()
+            )
+            relation, names = f"(SELECT *, {more} FROM {relation})", [*names, *given]
         if reading.only:
             with pq.ParquetFile(path) as opened:
                 called = {name: reading.table_name_of(name) for name in opened.schema_arrow.names}

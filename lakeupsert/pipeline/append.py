@@ -315,7 +315,7 @@ def _survey(
     notes: _FileNotes,
     progress: Callable[[str], None],
 ) -> list[Survey]:
-    reading, wider = table.settings.reading, notes.wider
+    reading, wider = table.reading, notes.wider
     # JSON lines would be decoded whole for the names of their columns, which are seldom new: their rows are read first.
     surveyed = [
         replace(i, refused=notes.refused.get(i.path, ()))
@@ -356,7 +356,7 @@ def _note_refused(
         notes.refused[path] = tuple(sorted({*places, *notes.refused.get(path, ())}))
     again = [replace(i, refused=notes.refused[i.path]) for i in plan.job.inputs if i.path in found and i.surveyed]
     known = ground.spec.schema if ground.spec else None
-    found_now = host.survey(table.landing, again, table.settings.reading, known, table.declaration.text_columns)
+    found_now = host.survey(table.landing, again, table.reading, known, table.declaration.text_columns)
     surveys = {s.path: s for s in found_now}
     try:
         planned = [surveys.get(s.path, s) for s in plan.surveys]

@@ -66,7 +66,7 @@ def batch_job(table: OpenTable, ground: Ground, spec: TableSpec) -> AppendJob:
         landing=table.landing,
         store=table.store,
         inputs=(),
-        reading=table.settings.reading,
+        reading=table.reading,
         rules=RowRules(spec, ground.received_at, ground.clock_ahead, table.name, table.settings.read.envelope),
         batch_id=ground.batch_id,
         spec_version=ground.version_of(spec),

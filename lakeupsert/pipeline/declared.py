@@ -133,6 +133,14 @@ class Declaration:
         return tuple(name for name in names if name)
 
     @property
+    def folder_columns(self) -> tuple[str, ...]:
+        """The named columns that landing files or their folders may have: not those that lakeupsert computes."""
+        settings = self.settings
+        computed = {one.column.lower() for one in map(PartitionColumn.parse, settings.partition_by) if one.function}
+        computed |= {name.lower() for name in settings.order_by if settings.order_in_name is not None}
+        return tuple(dict.fromkeys(name for name in self.named_columns if name.lower() not in computed))
+
+    @property
     def text_columns(self) -> frozenset[str]:
         """Columns of text files that stay text unless they are given a type: keys, so that 0042 stays 0042; the operation."""
         delete = self.settings.delete

@@ -18,6 +18,7 @@ from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import Survey, line_of
 from lakeupsert.landing.formats.dates import is_dated
 from lakeupsert.landing.formats.dominant import DominantType, combine
+from lakeupsert.landing.formats.folders import folder_values
 from lakeupsert.landing.formats.inference import known_part, unify
 from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.pipeline.open_columns import Types, fitted_types, known_types, open_parts
@@ -42,7 +43,7 @@ def plan_spec(
     names, given = table.declaration.given_types(known.schema.names if known is not None else ())
     if known is not None:
         _refuse_other_keys(table, known, given)
-    observed = _observed_types(known, surveys, names)
+    observed = _observed_types(known, surveys, names, table.reading)
     if known is None:
         observed = fitted_types(table.declaration, observed, given) if fitted else observed
         return _first_spec(table, surveys, observed, given, ahead=ahead)
@@ -129,7 +130,7 @@ def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, st
     for path, renamed in files:
         for names in renamed.items():
             found.setdefault(names, set()).add(path)
-    reading, aliases = table.settings.reading, dict(table.settings.read.aliases)
+    reading, aliases = table.reading, dict(table.settings.read.aliases)
     for own, new in found:
         aliases = rename_aliases(aliases, reading.table_name_of(own), new)
     return [
@@ -181,7 +182,7 @@ def without_operations(table: OpenTable, entries: Sequence[LedgerEntry]) -> list
 
 
 def _observed_types(
-    known: TableSpec | None, surveys: Sequence[Survey], names: Mapping[str, str]
+    known: TableSpec | None, surveys: Sequence[Survey], names: Mapping[str, str], reading: Reading
 ) -> dict[str, pa.DataType]:
     """The types that columns have in the files; ``names`` are the columns' names by their lower-case names."""
     called = dict(names)
@@ -189,14 +190,16 @@ def _observed_types(
     for survey in surveys:
         if survey.schema is None:
             continue
+        in_folders = folder_values(survey.path, reading)
         for field in survey.schema:
             name = called.setdefault(field.name.lower(), field.name)
+            typed = survey.typed and name not in in_folders
             stored = known.schema.field(name).type if known is not None and name in known.schema.names else None
             grows = stored is None or pa.types.is_nested(stored) or pa.types.is_decimal(stored)
-            if not survey.typed and not grows:
+            if not typed and not grows:
                 continue  # text has no types of its own: values that do not convert are quarantined
             before = observed.get(name)
-            observed[name] = field.type if before is None else unify(before, field.type, typed=survey.typed)
+            observed[name] = field.type if before is None else unify(before, field.type, typed=typed)
     return observed
 
 
@@ -283,7 +286,7 @@ def _text_by_few(
     for name in spec.schema.names:
         dominant = dominant_types.get(name) if name in columns else None
         if dominant is not None and dominant.is_clear:
-            unfit = describe_unfit(table.landing, dominant, table.settings.reading)
+            unfit = describe_unfit(table.landing, dominant, table.reading)
             type_ = type_name(dominant.type)
             setting = f'`{toml_key(name)} = "{type_}"` under [tables.{table.name}.schema]'
             if ahead:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from lakeupsert import clock, tracing
-from lakeupsert.config import TableSettings, is_remote, of_table
+from lakeupsert.config import Reading, TableSettings, is_remote, of_table
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, Standing
 from lakeupsert.events import Event, Sink
 from lakeupsert.landing.table_logs import TableLog, log_in
@@ -85,6 +85,18 @@ class OpenTable:
     @cached_property
     def declaration(self) -> Declaration:
         return Declaration(self.name, self.settings, self.origins)
+
+    @cached_property
+    def reading(self) -> Reading:
+        """How landing files are read today, asked after the ledger's head was read. Columns that folders once gave they give for
+        good, whoever names them now."""
+        head = self._entries.get(max(self._entries, default=-1))
+        names = dict.fromkeys(self.declaration.folder_columns)
+        if head is not None:
+            before = next((e.reading.folders for e in reversed(self.headers(head.number)) if e.reading is not None), ())
+            known = self.spec(head.body.spec_version).schema.names
+            names |= dict.fromkeys(name for name in before if name in known)
+        return msgspec.structs.replace(self.settings.reading, folders=tuple(names))
 
     def strategy_of(self, partition: str) -> Strategy:
         """How merges of a partition write: as configured, or rewrite if some reader would otherwise show superseded rows.
