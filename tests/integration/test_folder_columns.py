@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,8 +16,10 @@ from pyarrow import orc
 
 from lakeupsert import Table
 from lakeupsert.config import Reading, ReadSettings, TableSettings
+from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.folders import folder_values
 from lakeupsert.operations.propose import propose
+from lakeupsert.pipeline.declared import Declaration
 
 Rows = Sequence[Mapping[str, Any]]
 DAY = date(2024, 1, 1)
@@ -109,8 +110,9 @@ def test_folder_gives_its_column(tmp_path: Path, kind: str, use: str, mode: str)
     later = ("b", 3, date(2024, 2, 1))
     keeps = use in ("partition", "source", "key")
     assert shown(table, "k", "v", "day") == sorted([("a", 1, DAY), later, *([("b", 2, DAY)] if keeps else [])])
-    found = table.reconcile(deep=True)
-    assert not found.unbalanced
+    table.reprocess(source="landing", host="local", workers=1)
+    assert shown(table, "k", "v", "day") == sorted([("a", 1, DAY), later, *([("b", 2, DAY)] if keeps else [])])
+    assert not table.reconcile(deep=True).unbalanced
     assert not table.quarantine().read_all().num_rows
 
 
@@ -181,26 +183,51 @@ def test_a_delete_by_its_folder_and_an_arrival_folder_of_a_stamped_table(tmp_pat
 
 def test_plan_counts_rows_by_folder(tmp_path: Path) -> None:
     for kind in FORMATS:
-        for settings in ({"partition_by": ("day",)}, {"partition_by": ("day",), "key": ("day",)}):
-            root = tmp_path / kind / str(len(settings))
-            table = opened(root, kind, **settings)
+        for key, by, partition in (("k", ("day",), "day=2024-01-01"), ("day", (), "whole-table")):
+            root = tmp_path / kind / key
+            table = opened(root, kind, key=(key,), partition_by=by)
             land(root, "day=2024-01-01", kind, [{"k": "a", "v": 1}, {"k": "b", "v": 2}])
             planned = table.plan()
-            assert (planned.rows, [p.partition for p in planned.partitions]) == (2, ["day=2024-01-01"]), (kind, settings)
+            assert (planned.rows, [p.partition for p in planned.partitions]) == (2, [partition]), (kind, key)
 
 
-def test_batches_of_an_earlier_lakeupsert_are_read_as_they_were(tmp_path: Path) -> None:
-    """Their entries have no `folders`: they refused such rows, or had null there."""
-    entry = {"format": "csv"}
-    reading = msgspec.convert(entry, Reading)
-    assert not folder_values("day=2024-01-01/a.csv", reading)
-    now = replace_folders(reading, "Day")
-    assert folder_values("day=2024-01-01/a.csv", now) == {"Day": "2024-01-01"}
-    assert folder_values("a/day=1.csv", now) == {}  # a file's own name
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "avro"])
+def test_batches_of_an_earlier_lakeupsert_are_read_as_they_were(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land(tmp_path, "day=2024-01-01", kind, [{"k": "a", "v": 1}])
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Declaration, "folder_columns", ())
+        opened(tmp_path, kind, schema={"day": "date"}).run()
+    land(tmp_path, "day=2024-01-02", kind, [{"k": "b", "v": 1}])
+    table = opened(tmp_path, kind, schema={"day": "date"})
+    table.run()
+    table.reprocess(source="landing", host="local", workers=1)
+    assert shown(table, "k", "day") == [("a", None), ("b", date(2024, 1, 2))]
+    assert not table.reconcile(deep=True).unbalanced
 
 
-def replace_folders(reading: Reading, *names: str) -> Reading:
-    return msgspec.structs.replace(reading, folders=names)
+def test_names_of_folders_follow_aliases_and_their_case_and_the_file_is_no_folder() -> None:
+    reading = Reading(folders=("Day",), aliases={"tag": "day"}, null=("NA",))
+    assert folder_values("day=2024-01-01/a.csv", Reading()) == {}
+    assert folder_values("tag=1/b=2/a.csv", reading) == {"Day": "1"}
+    assert folder_values("day=1/x/DAY=NA/a.csv", reading) == {"Day": None}
+    assert folder_values("a/day=1.csv", reading) == {}
+
+
+@pytest.mark.parametrize("mode", ["rows", "columns"])
+def test_blocks_do_not_decide_whose_value_counts(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In JSON lines each row decides, wherever the file is cut."""
+    rows = [
+        {"k": str(i), "v": 1, **({"day": None} if i == 3 else {"day": "2024-05-05"} if i % 2 else {})} for i in range(8)
+    ]
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 40)
+    table = opened(tmp_path, "jsonl", mode=mode, schema={"day": "date"})
+    land(tmp_path, "day=2024-01-01", "jsonl", rows)
+    table.run()
+    days = [DAY, date(2024, 5, 5), DAY, None, DAY, date(2024, 5, 5), DAY, date(2024, 5, 5)]
+    assert shown(table, "k", "day") == list(zip("01234567", days, strict=True))
+    assert not table.reconcile(deep=True).unbalanced
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "avro"])
