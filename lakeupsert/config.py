@@ -110,7 +110,8 @@ class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
     types: bool = False
     """Whether the `schema` part of an event of Debezium states types. In batches of an earlier lakeupsert it did not count."""
     folders: tuple[str, ...] = ()
-    """The columns that folders `name=value` give to files that lack them. In batches of an earlier lakeupsert none did."""
+    """The columns that folders `name=value` give to files that lack them; of a batch, those that its folders have. In batches of
+    an earlier lakeupsert none did."""
 
     @property
     def has_header(self) -> bool:

@@ -23,6 +23,7 @@ from lakeupsert.engine.replay import new_columns_of, replay_rows
 from lakeupsert.engine.reports import Refused, Report, touched_by
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.accept import RowRules
+from lakeupsert.landing.formats.folders import reading_of
 from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.discover import Ground, read_heads
 from lakeupsert.pipeline.key_places import find_refused_again
@@ -138,7 +139,7 @@ def _entry(
         received_at=ground.received_at,
         clock_ahead=ground.clock_ahead,
         spec_version=job.spec_version,
-        reading=job.reading,
+        reading=reading_of((), job.reading),
         touched=touched_by(reports),
         rows_read=sum(f.rows for f in replayed),
         quarantined=dict(sorted(refused[0].reasons.items())) if refused else {},

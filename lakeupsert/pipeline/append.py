@@ -24,6 +24,7 @@ from lakeupsert.engine.settle import count_keys_in_several_partitions
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import Survey, format_of
 from lakeupsert.landing.formats.blocks import LandingInput
+from lakeupsert.landing.formats.folders import reading_of
 from lakeupsert.landing.formats.positions import noted_positions
 from lakeupsert.landing.origins import Origins, all_origins
 from lakeupsert.phrases import count
@@ -393,7 +394,7 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
         received_at=ground.received_at,
         clock_ahead=ground.clock_ahead,
         spec_version=job.spec_version,
-        reading=job.reading,
+        reading=reading_of((i.path for i in job.inputs), job.reading),
         files=tuple(
             LandingFile(
                 path=i.path,

@@ -93,8 +93,8 @@ class OpenTable:
         head = self._entries.get(max(self._entries, default=-1))
         names = dict.fromkeys(self.declaration.folder_columns)
         if head is not None:
-            before = next((e.reading.folders for e in reversed(self.headers(head.number)) if e.reading is not None), ())
-            known = self.spec(head.body.spec_version).schema.names
+            before = (name for e in self.headers(head.number) if e.reading is not None for name in e.reading.folders)
+            known = {*self.spec(head.body.spec_version).schema.names}
             names |= dict.fromkeys(name for name in before if name in known)
         return msgspec.structs.replace(self.settings.reading, folders=tuple(names))
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,6 +41,12 @@ def folder_values(path: str, reading: Reading) -> FolderValues:
     nulls = ("", HIVE_NULL, *reading.null_words)
     found = ((called.get(reading.table_name_of(name).lower()), text) for name, text in folders_of(path))
     return {name: None if text in nulls else text for name, text in found if name}
+
+
+def reading_of(paths: Iterable[str], reading: Reading) -> Reading:
+    """How these files are read, without names that none of their folders has."""
+    names = dict.fromkeys(name for path in paths for name in folder_values(path, reading))
+    return msgspec.structs.replace(reading, folders=tuple(names))
 
 
 def missing_values(names: Iterable[str], given: FolderValues) -> FolderValues:
