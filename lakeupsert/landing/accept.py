@@ -207,10 +207,13 @@ class _Refusals:
         self._faulty: dict[int, set[str]] = {}  # columns by row
         self.refused = np.zeros(len(block.places), bool)
 
-    def add(self, code: Reason, mask: Mask, reason: str) -> None:
-        """Refuse these rows, all for the same reason."""
-        for row in self._mark_refused(mask):
-            self._reasons[row] = code, reason
+    def add(self, code: Reason, mask: Mask, reason: str, *, of: str | None = None) -> None:
+        """Refuse these rows, all for the same reason. ``of``: the column at fault, which rows with other faults are told, too."""
+        new = self._mark_refused(mask)
+        for row in new if of is None else np.flatnonzero(mask).tolist():
+            first, before = self._reasons.get(row, (code, ""))
+            if of not in self._faulty.get(row, ()):
+                self._reasons[row] = first, f"{before} {reason}".lstrip()
 
     def add_values(self, code: Reason, mask: Mask, name: str, what: str, type_: pa.DataType | None = None) -> None:
         """Refuse these rows for the value that each has in one column. ``type_``: the column's, if the value does not fit it."""
@@ -298,7 +301,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
         absent = as_mask(columns[name].is_null())
         if name in spec.partition_by:
             absent &= ~converted.partition_unfit[name]
-        refusals.add("null_key", absent, f"Key column {name!r} is null.")
+        refusals.add("null_key", absent, f"Key column {name!r} is null.", of=name)
     if rules.envelope == "wal2json" and spec.mode == "rows":
         _refuse_incomplete(block, is_delete, refusals, spec)
     partitions = _partitions(converted, is_delete, refusals, spec)

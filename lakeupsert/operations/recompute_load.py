@@ -327,10 +327,11 @@ class LandedRows:
         own = msgspec.structs.replace(reading, aliases={}, dates={}, only={}, folders=())
         with pa.OSFile(path) as source:
             reader = Reader.of(source, file, kind_of(file, reading), own)
-            schema = reader.columns(None, frozenset()).schema
+            called = {reading.table_name_of(f.name): f for f in reader.columns(None, frozenset()).schema}
+            types = {name: self._type_in(entry, name, f.type) for name, f in called.items()}
             reader.source.seek(0)
             for block in reader.blocks(frozenset()).blocks:
-                columns = {reading.table_name_of(f.name): block.convert(f.name, f.type)[0] for f in schema}
+                columns = {name: block.convert(f.name, types[name])[0] for name, f in called.items()}
                 for name, text in missing_values(columns, folder_values(landed.path, reading)).items():
                     columns[name] = pa.repeat(pa.scalar(text, pa.string()), len(block.places))
                 rows = pa.table({**columns, PLACE: pa.array(block.places, pa.int64())})
@@ -340,6 +341,12 @@ class LandedRows:
                 operation = self._operation_in(columns)
                 is_delete = self._has_delete_value(columns[operation], block.places, PLACE) if operation else None
                 self._insert(_Source(entry, landed.path, "block", list(columns), PLACE, is_delete=is_delete))
+
+    def _type_in(self, entry: LedgerEntry, name: str, type_: pa.DataType) -> pa.DataType:
+        """The type to read a column in: the file's, but whole numbers where an old table keeps Spark's timestamp_ntz as such."""
+        stored = {f.name.lower(): f.type for f in self._table.spec(entry.spec_version).schema}.get(name.lower())
+        is_count = stored is not None and pa.types.is_integer(stored) and pa.types.is_timestamp(type_)
+        return stored if is_count else type_
 
     def _quarantined(self, entry: LedgerEntry) -> tuple[dict[str, list[int]], set[str]]:
         """The places of refused rows, by landing file, and the files that were refused as a whole."""

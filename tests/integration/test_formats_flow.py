@@ -402,6 +402,19 @@ def test_files_of_aws_dms_need_no_envelope(tmp_path: Path, header: bool) -> None
     assert [(r["id"], r["price"], r["at"]) for r in rows_of(path)] == [("1", 7, datetime(2020, 1, 2, 0, 0, 0, 500_000))]
 
 
+def test_table_that_keeps_timestamp_ntz_of_orc_as_a_number_is_proved(tmp_path: Path) -> None:
+    """An earlier lakeupsert made it so."""
+    column = pa.field("at", pa.int64(), metadata={"spark.sql.catalyst.type": "timestamp_ntz"})
+    path = config(tmp_path, TABLE + 'order_by = ["at"]\n[tables.t.schema]\nat = "bigint"\n')
+    arrays = [pa.array(["a", "b"]), pa.array(["2020-01-01"] * 2), pa.array([5, -7])]
+    orc.write_table(
+        pa.Table.from_arrays(arrays, schema=pa.schema([("id", pa.string()), ("day", pa.string()), column])),
+        tmp_path / "landing/a.orc",
+    )
+    run(path)
+    assert sorted(row["at"] for row in rows_of(path)) == [-7, 5]
+
+
 # ---------------------------------------------------------------- nested JSON
 
 

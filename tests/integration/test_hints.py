@@ -81,6 +81,7 @@ def test_row_with_several_faults_tells_them_all_with_the_settings_of_its_table()
         assert told in reason
     assert reason.count("`dates`") == 1
     assert "'price': 'x'" in rows[4]["reason"]
+    assert "Key column 'id' is null." in rows[4]["reason"]
 
 
 def test_remedy_is_what_the_reason_says() -> None:
