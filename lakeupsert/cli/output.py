@@ -66,6 +66,7 @@ def append_result(appended: "AppendResult | None") -> dict[str, object]:
                 "unknown_deletes": entry.unknown_deletes,
                 "hollow_deletes": entry.hollow_deletes,
                 "incomplete_creates": entry.incomplete_creates,
+                "contrary": entry.contrary,
                 "skipped": entry.skipped,
                 "bytes_written": sum(t.bytes for t in entry.touched.values()),
                 "touched_partitions": list(entry.touched),

@@ -176,7 +176,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
             rows_read = rows_accepted = hollow = incomplete = 0
             names: dict[str, str] = {}
             snapshots: set[str] = set()
-            skipped: Counter[str] = Counter()
+            skipped, contrary = Counter[str](), Counter[str]()
             refused: list[int] = []
             origins = Origins()
             begins = file.row_groups is None or file.row_groups[0] == 0
@@ -188,6 +188,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                     names |= rows.names
                     snapshots |= doubtful_snapshots(rows.accepted, job.spec)
                     skipped.update(rows.skipped)
+                    contrary.update(rows.contrary)
                     hollow += rows.hollow_deletes
                     incomplete += rows.incomplete_creates
                     origins |= rows.origins
@@ -202,7 +203,8 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                 operations = job.spec.delete is not None and job.spec.delete.operation in names
                 renamed = job.spec.under_old_names(names)
                 waiting = tuple(names.keys() - known) if rows_accepted else ()
-                found = tuple(sorted(snapshots)), dict(skipped), waiting, hollow, incomplete, tuple(refused), origins
+                counts = hollow, incomplete, tuple(refused), origins, dict(contrary)
+                found = tuple(sorted(snapshots)), dict(skipped), waiting, *counts
                 yield FileRead(file.path, rows_read, rows_accepted, content, operations, renamed, *found)
             except UnreadableFileError as e:
                 unplanned, damaged = (isinstance(e, kind) for kind in (UnplannedColumnError, DamagedFileError))

@@ -21,7 +21,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
         snapshots: those of a change feed that the table's order may misplace, and `noted_positions` (`batch.doubtful_snapshots`).
         skipped: messages without a row, by their kind.
         waiting: columns that the table lacks, since no row has a value there.
-        hollow_deletes, incomplete_creates: as in `landing.accept.CheckedRows`.
+        hollow_deletes, incomplete_creates, contrary: as in `landing.accept.CheckedRows`.
         origins: see `landing.origins`.
         refused: places of refused rows, if the batch's text decides types (`AppendJob.inferred`).
     """
@@ -39,6 +39,7 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
     incomplete_creates: int = 0
     refused: tuple[int, ...] = ()
     origins: Origins = Origins()
+    contrary: dict[str, int] = {}
 
 
 class FileFailed(msgspec.Struct, frozen=True, tag=True):

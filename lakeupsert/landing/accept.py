@@ -11,6 +11,7 @@ missing_column, ambiguous_date (by the formats of `dates`) or bad_type, bad_oper
 `delete.upserts`), null_key, bad_partition (also if only the partition column does not convert), order_missing, future_order.
 """
 
+import dataclasses
 import operator
 import re
 import shlex
@@ -45,6 +46,7 @@ from lakeupsert.landing.formats.blocks import (
     names_in_file,
 )
 from lakeupsert.landing.formats.dates import is_dated
+from lakeupsert.landing.formats.folders import count_contrary
 from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.landing.formats.unavailable import find_unavailable, is_unavailable
 from lakeupsert.landing.hollow import find_hollow_deletes
@@ -109,6 +111,7 @@ class CheckedRows:
         origins: see `landing.origins`.
         hollow_deletes: how many accepted deletes bring nothing but their key (`find_hollow_deletes`).
         incomplete_creates: how many accepted rows begin with a value that Debezium did not get, so nobody knows it.
+        contrary: how many rows have another value in a column than the folders of their file say, by column.
     """
 
     accepted: Rows
@@ -118,6 +121,7 @@ class CheckedRows:
     hollow_deletes: int = 0
     incomplete_creates: int = 0
     origins: Origins = NO_ORIGINS
+    contrary: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def read_rows(
@@ -149,7 +153,8 @@ def read_rows(
                         raise UnplannedColumnError(
                             file.path, f"Column {min(new)!r} is not among the columns that were planned for the table."
                         )
-                    yield replace(rows, origins=origins_of(block, reading))
+                    contrary = count_contrary(block, file.path, reading, rules.spec)
+                    yield replace(rows, origins=origins_of(block, reading), contrary=contrary)
         if sha256 is not None and hashed is None:
             hash_object(store, file.path, file.listed, sha256)
     except NotFoundError as e:
@@ -226,7 +231,7 @@ class _Refusals:
             for row, value in zip(rows, self._block.originals(name, rows), strict=True):
                 first, before = self._reasons.get(row, (code, ""))
                 hint = _hint(name, type_, value, is_text=is_text) if type_ else ""
-                about = f" {hint}" if hint and hint not in before else ""
+                about = f" {hint}" if hint and hint.partition(",")[0] not in before else ""
                 text = f"Column {name!r}: {_shorten(value)} {what}.{about}"
                 self._reasons[row] = first, f"{before} {text}".lstrip()
                 self._faulty.setdefault(row, set()).add(name)

@@ -24,7 +24,7 @@ from lakeupsert.engine.settle import count_keys_in_several_partitions
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import Survey, format_of
 from lakeupsert.landing.formats.blocks import LandingInput
-from lakeupsert.landing.formats.folders import reading_of
+from lakeupsert.landing.formats.folders import folder_values, reading_of
 from lakeupsert.landing.formats.positions import noted_positions
 from lakeupsert.landing.origins import Origins, all_origins
 from lakeupsert.phrases import count
@@ -48,6 +48,7 @@ from lakeupsert.pipeline.full_extract import (
     refuse_part_of_extract,
 )
 from lakeupsert.pipeline.next_spec import (
+    contrary_rows,
     fruitless_files,
     is_planned_by,
     plan_spec,
@@ -60,7 +61,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.quarantine_limit import refuse_above_limit, refuse_new_versions, refuse_truncate
 from lakeupsert.table.chain import LOST, Lost, until_won
 from lakeupsert.table.ledger import ChosenHost, LandingFile, LedgerEntry, QuarantineFile, Scope
-from lakeupsert.table.spec import REPLACING_EXTRACTS
+from lakeupsert.table.spec import LANDING_FOLDERS, REPLACING_EXTRACTS
 
 log = logging.getLogger(__name__)
 
@@ -242,6 +243,7 @@ def _attempt(
         *no_own_rows(table, link.body),
         *several_tables(table, origins),
         *incomplete_creates([link.body]),
+        *contrary_rows(table, [link.body]),
         *misplaced_snapshots(table, plan.job.spec, link.body, before, incremental="incremental" in snapshots),
     )
     return AppendResult(
@@ -296,6 +298,10 @@ def _plan(
         spec, warnings = plan_spec(table, ground.spec, planned, fitted=True)
     if request.full and table.settings.full_extract == "replace":
         spec = spec.requiring(REPLACING_EXTRACTS)  # who does not know these would compare what they replace
+    if any(folder_values(i.path, table.reading) for i in readable):
+        spec = spec.requiring(
+            LANDING_FOLDERS
+        )  # who does not know these would read the landing files without such values
     groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
     surveyed = {s.path for s in surveys}
     job = replace(
@@ -416,6 +422,7 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
         snapshot=ground.snapshot_number,
         hollow_deletes=sum(r.hollow_deletes for r in reports if isinstance(r, FileRead)),
         incomplete_creates=sum(r.incomplete_creates for r in reports if isinstance(r, FileRead)),
+        contrary=dict(sum((Counter(r.contrary) for r in reports if isinstance(r, FileRead)), Counter[str]())),
         positions=tuple(sorted(noted_positions(positions))),
         skipped=dict(sorted(skipped.items())),
         versions=dict(sorted(origins.versions.items())) if job.reading.envelope == "singer" else None,

@@ -134,11 +134,26 @@ class Declaration:
 
     @property
     def folder_columns(self) -> tuple[str, ...]:
-        """The named columns that landing files or their folders may have: not those that lakeupsert computes."""
+        """The named columns that landing files or their folders may have: not those that lakeupsert computes.
+
+        In mode columns a row that leaves a column out keeps its value, so a folder of arrival gives it none.
+        """
         settings = self.settings
-        computed = {one.column.lower() for one in map(PartitionColumn.parse, settings.partition_by) if one.function}
-        computed |= {name.lower() for name in settings.order_by if settings.order_in_name is not None}
-        return tuple(dict.fromkeys(name for name in self.named_columns if name.lower() not in computed))
+        partitions = [PartitionColumn.parse(text) for text in settings.partition_by]
+        left_out = {one.column.lower() for one in partitions if one.function}
+        left_out |= {name.lower() for name in settings.order_by if settings.order_in_name is not None}
+        if settings.mode == "columns":
+            needed = set(settings.key)
+            if settings.key_scope == "partition":
+                needed |= {name for one in partitions for name in one.sources}
+            left_out |= self.arrival_folders - {name.lower() for name in needed}
+        return tuple(dict.fromkeys(name for name in self.named_columns if name.lower() not in left_out))
+
+    @property
+    def arrival_folders(self) -> frozenset[str]:
+        """The names, in lower case, of folders `name=value` whose value `landing_dates` reads."""
+        parts = (folder.partition("=") for folder in self.settings.landing_dates.lower().split("/"))
+        return frozenset(name for name, sign, _ in parts if sign)
 
     @property
     def text_columns(self) -> frozenset[str]:

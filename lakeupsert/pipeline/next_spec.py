@@ -6,6 +6,7 @@ Repeat    safe
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from lakeupsert.landing.formats.dominant import DominantType, combine
 from lakeupsert.landing.formats.folders import folder_values
 from lakeupsert.landing.formats.inference import known_part, unify
 from lakeupsert.landing.formats.positions import LOG_POSITION
+from lakeupsert.phrases import count
 from lakeupsert.pipeline.open_columns import Types, fitted_types, known_types, open_parts
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.quarantine_limit import truncated
@@ -138,6 +140,18 @@ def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, st
         f"files still have {_old_name(own, reading)}, which is now a column of its own; set `{toml_aliases(aliases)}` under "
         f"[tables.{table.name}.read] before the next files come"
         for (own, new), paths in found.items()
+    ]
+
+
+def contrary_rows(table: OpenTable, entries: Iterable[LedgerEntry]) -> list[str]:
+    """A warning for each column in which rows of these batches have another value than their folder says."""
+    counts = sum((Counter(entry.contrary) for entry in entries), Counter[str]())
+    return [
+        f"column {name!r}: {count(number, 'row')} {'has' if number == 1 else 'have'} another value than the folder {name}=… of "
+        f"the landing file; the row's own value counts. If the folder is the day of arrival, say so by `landing_dates` in "
+        f"[tables.{table.name}]"
+        for name, number in counts.items()
+        if name.lower() not in table.declaration.arrival_folders
     ]
 
 

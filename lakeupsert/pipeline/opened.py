@@ -94,7 +94,8 @@ class OpenTable:
         names = dict.fromkeys(self.declaration.folder_columns)
         if head is not None:
             before = (name for e in self.headers(head.number) if e.reading is not None for name in e.reading.folders)
-            known = {*self.spec(head.body.spec_version).schema.names}
+            spec = self.spec(head.body.spec_version)
+            known = {*spec.schema.names, *(one.name for one in spec.renames if one.id in spec.names_by_id)}
             names |= dict.fromkeys(name for name in before if name in known)
         return msgspec.structs.replace(self.settings.reading, folders=tuple(names))
 

@@ -12,7 +12,7 @@ from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.pipeline.discover import holds_a_table
 from lakeupsert.pipeline.event_order import hollow_deletes, incomplete_creates, misplaced_events
 from lakeupsert.pipeline.full_extract import newer_than_extract
-from lakeupsert.pipeline.next_spec import without_operations
+from lakeupsert.pipeline.next_spec import contrary_rows, without_operations
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import PublisherStanding, standings
 from lakeupsert.queue import QueueStats
@@ -123,6 +123,7 @@ def status(table: OpenTable) -> Status:
             *(misplaced_events(table, table.spec(headers[-1].spec_version)) if headers else []),
             *(hollow_deletes(table, table.spec(headers[-1].spec_version), headers) if headers else []),
             *incomplete_creates(headers),
+            *contrary_rows(table, headers),
             *([holds_a_table(table.landing_log)] if table.landing_log else []),
             *queue_warning,
         ),

@@ -225,6 +225,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
             newer ones were lost.
         hollow_deletes: deletes that bring nothing but their key, with invented values in all other columns (`landing.hollow`).
         incomplete_creates: rows that began with a value that Debezium did not get, so it is null (`mode = "columns"`).
+        contrary: how many rows have another value in a column than their file's folder says, by column.
         positions: `__log_position` of first snapshots of Debezium for PostgreSQL in its files, and the lowest after a commit.
         versions: of Singer's messages, the lowest version of the rows of each stream, or -1 if some have none. None in entries
             without such messages, and in those of an earlier lakeupsert.
@@ -261,6 +262,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: int | None = None
     hollow_deletes: int = 0
     incomplete_creates: int = 0
+    contrary: dict[str, int] = {}
     positions: tuple[str, ...] = ()
     skipped: dict[str, int] = {}
     host: ChosenHost | None = None

@@ -52,6 +52,8 @@ NAMED_PARTITIONS = "named_partitions"
 """The feature of tables all of whose rows say by which order their partition was named (`TableSpec.naming_id`)."""
 NOT_NULL_DELETES = "not_null_deletes"
 """The feature of tables with a rule `DeleteRule.not_null`."""
+LANDING_FOLDERS = "landing_folders"
+"""The feature of tables whose rows have values of folders of the landing files."""
 ENDED_KEYS = "ended_keys"
 """The feature of tables in which a late delete may end a key although its row is newer (`engine.placing`)."""
 FEATURES = frozenset(
@@ -69,6 +71,7 @@ FEATURES = frozenset(
         NAMED_PARTITIONS,
         ENDED_KEYS,
         NOT_NULL_DELETES,
+        LANDING_FOLDERS,
         "no_partition_columns",
         "hash_partitions",
         "folder_names",

@@ -190,6 +190,7 @@ def test_run_appends_merges_and_publishes(lake: Path) -> None:
         "unknown_deletes": 0,
         "hollow_deletes": 0,
         "incomplete_creates": 0,
+        "contrary": {},
         "skipped": {},
         "touched_partitions": ["day=2020-01-01", "day=2020-01-02"],
         "host": result["host"],

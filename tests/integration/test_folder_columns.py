@@ -15,11 +15,13 @@ import pytest
 from pyarrow import orc
 
 from lakeupsert import Table
-from lakeupsert.config import Reading, ReadSettings, TableSettings
+from lakeupsert.config import DeleteSettings, Reading, ReadSettings, TableSettings
+from lakeupsert.errors import LakeupsertError
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.folders import folder_values
 from lakeupsert.operations.propose import propose
 from lakeupsert.pipeline.declared import Declaration
+from lakeupsert.table import spec
 
 Rows = Sequence[Mapping[str, Any]]
 DAY = date(2024, 1, 1)
@@ -144,7 +146,12 @@ def test_value_of_the_file_counts_more_and_folders_that_nobody_names_give_nothin
     table = opened(tmp_path, kind, partition_by=("day",), schema={"day": "date"})
     land(tmp_path, "dt=2024-05-05/DAY=2024-01-01", kind, [{"k": "a", "v": 1, "day": "2024-03-03"}])
     land(tmp_path, "dt=2024-05-05/DAY=2024-01-01", kind, [{"k": "b", "v": 1}], "lacks")
-    table.run()
+    appended = table.run().append
+    assert appended is not None
+    assert appended.entry.contrary == {"day": 1}
+    [warning] = appended.warnings
+    assert "'day': 1 row" in warning
+    assert warning in table.status().warnings
     assert shown(table, "k", "day") == [("a", date(2024, 3, 3)), ("b", DAY)]
     assert "dt" not in table.schema.names
     assert not table.reconcile(deep=True).unbalanced
@@ -229,6 +236,90 @@ def test_blocks_do_not_decide_whose_value_counts(tmp_path: Path, mode: str, monk
     days = [DAY, date(2024, 5, 5), DAY, None, DAY, date(2024, 5, 5), DAY, date(2024, 5, 5)]
     assert shown(table, "k", "day") == list(zip("01234567", days, strict=True))
     assert not table.reconcile(deep=True).unbalanced
+
+
+def test_folder_of_arrival_gives_nothing_that_a_row_may_leave_out(tmp_path: Path) -> None:
+    """In mode columns such a row keeps its value. A folder of arrival may name another day than the row."""
+    for scope, by, day in (("table", ("day",), date(2024, 3, 3)), ("partition", (), date(2024, 3, 3))):
+        root = tmp_path / scope
+        settings = {"mode": "columns", "key_scope": scope, "schema": {"day": "date"}, "partition_by": by}
+        table = opened(root, "jsonl", landing_dates="day=%Y-%m-%d", **settings)
+        land(root, "day=2024-01-01", "jsonl", [{"k": "a", "v": 1, "day": "2024-03-03"}])
+        table.run()
+        land(root, "day=2024-01-02", "jsonl", [{"k": "a", "v": 2}])
+        table.run()
+        assert shown(table, "k", "v", "day") == [("a", 2, day)]
+        assert not table.status().warnings
+    needed = opened(tmp_path / "by", "jsonl", mode="columns", partition_by=("day",), landing_dates="day=%Y-%m-%d")
+    land(tmp_path / "by", "day=2024-01-01", "jsonl", [{"k": "a", "v": 1}])
+    needed.run()
+    assert shown(needed, "k", "day") == [("a", DAY)]
+
+
+@pytest.mark.parametrize("mode", ["rows", "columns"])
+def test_delete_by_key_alone_is_of_its_folder_or_of_its_key(tmp_path: Path, mode: str) -> None:
+    for scope, left in (("partition", [("b", DAY)]), ("table", [])):
+        root = tmp_path / scope
+        rule = DeleteSettings(column="op", values=("D",))
+        table = opened(root, "csv", mode=mode, key_scope=scope, partition_by=("day",), delete=rule)
+        land(root, "day=2024-01-01", "csv", [{"k": key, "v": 1, "op": "U"} for key in "ab"])
+        table.run()
+        land(root, "day=2024-01-01", "csv", [{"k": "a", "v": 2, "op": "D"}], "deletes")
+        land(root, "day=1970-01-01", "csv", [{"k": "b", "v": 2, "op": "D"}])
+        table.run()
+        assert shown(table, "k", "day") == left
+        assert not table.reconcile(deep=True).unbalanced
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("mode", ["rows", "columns"])
+def test_hosts_and_engines_agree(tmp_path: Path, mode: str) -> None:
+    found = []
+    for host, engine, workers in (("local", "arrow", 1), ("local", "arrow", 2), ("spark", "spark", None)):
+        root = tmp_path / f"{host}-{workers}"
+        table = opened(root, "csv", mode=mode, key=("k", "p"), partition_by=("day",), schema={"day": "date"})
+        for night in (1, 2):
+            for kind in ("csv", "jsonl", "parquet", "orc", "avro"):
+                for p in ("x%20y", "__HIVE_DEFAULT_PARTITION__"):
+                    for day in ("2024-01-01", "soon"):
+                        land(root, f"p={p}/day={day}", kind, [{"k": kind, "v": night}], f"{night}")
+                own = [{"k": kind, "v": night, "p": "", "day": "2024-01-03"}]
+                land(root, "p=7/day=2024-01-01", kind, own, f"{night}")
+            entry = table.run(host=host, engine=engine, workers=workers).append.entry
+        found.append((shown(table, "k", "p", "v", "day"), entry.quarantined, entry.contrary, entry.rows_read))
+        assert not table.reconcile(deep=True).unbalanced
+    assert found[0] == found[1] == found[2]
+    assert len(found[0][0]) == 9  # CSV has no empty text
+
+
+def test_folder_keeps_its_column_after_a_rename_or_warns(tmp_path: Path) -> None:
+    table = opened(tmp_path, "csv", schema={"day": "date"})
+    land(tmp_path, "day=2024-01-01", "csv", [{"k": "a", "v": 1}])
+    table.run()
+    table.rename_column("day", "sold", dry=False)
+    for i, aliases in enumerate(({}, {"day": "sold"})):
+        table = opened(tmp_path, "csv", schema={"sold": "date"}, read=ReadSettings(aliases=aliases))
+        land(tmp_path, "day=2024-01-02", "csv", [{"k": str(i), "v": 1}], str(i))
+        appended = table.run().append
+        assert appended is not None
+        assert [('day = "sold"' in warning) for warning in appended.warnings] == ([] if aliases else [True])
+    assert shown(table, "k", "sold") == [("0", None), ("1", date(2024, 1, 2)), ("a", DAY)]
+    assert not table.reconcile(deep=True).unbalanced
+
+
+def test_earlier_lakeupsert_refuses_a_table_with_values_of_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would read the landing files without them."""
+    table = opened(tmp_path, "csv", schema={"day": "date"})
+    land(tmp_path, "", "csv", [{"k": "a", "v": 1}])
+    table.run()
+    monkeypatch.setattr(spec, "FEATURES", spec.FEATURES - {spec.LANDING_FOLDERS})
+    assert shown(opened(tmp_path, "csv"), "k") == [("a",)]
+    land(tmp_path, "day=2024-01-01", "csv", [{"k": "b", "v": 1}])
+    table.append()
+    with pytest.raises(LakeupsertError, match="landing_folders"):
+        shown(opened(tmp_path, "csv"), "k")
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "avro"])

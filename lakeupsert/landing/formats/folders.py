@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.formats.blocks import Block, RenamedBlock, given_types
-from lakeupsert.landing.formats.dates import formats_of, type_by_formats
+from lakeupsert.landing.formats.blocks import ArrowBlock, Block, RenamedBlock, given_types
+from lakeupsert.landing.formats.dates import dated, formats_of, type_by_formats
 from lakeupsert.landing.formats.inference import FROM_TEXT, convert_text, infer_type
 from lakeupsert.rows.arrays import Mask
 from lakeupsert.rows.convert import Converted, as_mask
 from lakeupsert.table.layout import HIVE_NULL
+from lakeupsert.table.spec import TableSpec
 
 FolderValues = Mapping[str, str | None]
 """The text that folders give to each column, None for null; names are the table's."""
@@ -76,6 +77,20 @@ def with_folders(block: Block, path: str, reading: Reading) -> Block:
     return FolderBlock(
         block, {name: name for name in own.values()}, {own.get(n.lower(), n): text for n, text in values.items()}
     )
+
+
+def count_contrary(block: Block, path: str, reading: Reading, spec: TableSpec) -> dict[str, int]:
+    """How many rows have another value of their own in a column than their folder gives, by column."""
+    found = {}
+    for name, text in folder_values(path, reading).items():
+        at = spec.schema.get_field_index(spec.table_name_of(name))
+        type_ = spec.schema.field(at).type if at >= 0 else pa.string()
+        own = block.convert(next(own for own in block.names if own.lower() == name.lower()), type_)[0]
+        given = dated(ArrowBlock({name: pa.array([text], pa.string())}, np.zeros(1, np.int64)), reading)
+        value = given.convert(name, type_)[0][0]
+        same = pc.equal(own, value).fill_null(False) if value.is_valid else own.is_null()
+        found[name] = len(own) - (pc.sum(same).as_py() or 0)
+    return {name: number for name, number in found.items() if number}
 
 
 @dataclass(frozen=True)
