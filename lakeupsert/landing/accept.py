@@ -46,6 +46,7 @@ from lakeupsert.landing.formats.blocks import (
     names_in_file,
 )
 from lakeupsert.landing.formats.dates import is_dated
+from lakeupsert.landing.formats.envelopes import CONTROL_RECORD, NEW_TABLE
 from lakeupsert.landing.formats.folders import count_contrary
 from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.landing.formats.unavailable import find_unavailable, is_unavailable
@@ -283,8 +284,9 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     and a nested value or a decimal does not fit: a survey may find more fields or digits.
     """
     spec, count = rules.spec, len(block.places)
-    begun = sum(one.version is not None for one in block.malformed)
-    skipped = Counter(block.skipped) + Counter({"activate_version message": begun})
+    begun = [one.version for one in block.malformed if one.version is not None]
+    kinds = (CONTROL_RECORD if version == NEW_TABLE else "activate_version message" for version in begun)
+    skipped = Counter(block.skipped) + Counter(kinds)
     block = under_table_names(block, spec)
     refusals = _Refusals(block, path, rules.table)
     if missing:

@@ -1,4 +1,4 @@
-"""The tables of a feed that rows come from, and the versions of Singer's streams.
+"""The tables of a feed that rows come from, and the versions of Singer's streams and of dropped tables of AWS DMS.
 
 A version of a stream is a full copy of its table, or that copy and the changes since. ACTIVATE_VERSION says that rows of lower
 versions are gone; taps send it before and after a copy, and before each incremental sync with the version that goes on.
@@ -27,7 +27,7 @@ class Origins(msgspec.Struct, frozen=True):
     Attributes:
         tables: the names of their tables, schemas or databases, by the column that has these; the first `_MOST_NAMES` of a file.
         versions: the lowest version of the rows of each stream of Singer, refused ones too.
-        begun: the highest version of each stream that ACTIVATE_VERSION names.
+        begun: the highest version of each stream that ACTIVATE_VERSION names, `NEW_TABLE` of a table that DMS drops or empties.
     """
 
     tables: dict[str, tuple[str, ...]] = {}
@@ -59,17 +59,17 @@ def origins_of(block: Block, reading: Reading) -> Origins:
         for name in {*block.names}.intersection(_NAMES):
             found = pc.unique(block.convert(name, pa.string())[0]).drop_null().to_pylist()
             tables[name] = tuple(sorted(found)[:_MOST_NAMES])
+    begun: dict[str, int] = {}
+    for one in block.malformed:
+        if one.version is not None and one.truncate is not None:
+            name = str(one.truncate.get("__stream", one.truncate.get("__table_name", "")))
+            begun[name] = max(one.version, begun.get(name, one.version))
     if reading.envelope != "singer":
-        return Origins(tables)
+        return Origins(tables, begun=begun)
     stream, version = (reading.table_name_of(name) for name in ("__stream", "__version"))
     columns = [
         pc.fill_null(block.convert(stream, pa.string())[0], ""),
         pc.fill_null(block.convert(version, pa.int64())[0], UNKNOWN_VERSION),
     ]
     lowest = pa.table(columns, ["stream", "version"]).group_by("stream").aggregate([("version", "min")]).to_pylist()
-    begun: dict[str, int] = {}
-    for one in block.malformed:
-        if one.version is not None:
-            name = str((one.truncate or {}).get("__stream", ""))
-            begun[name] = max(one.version, begun.get(name, one.version))
     return Origins(tables, {row["stream"]: row["version_min"] for row in lowest}, begun)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from lakeupsert.engine.reports import Refused, Report
 from lakeupsert.errors import RefusedError
+from lakeupsert.landing.formats.envelopes import NEW_TABLE
 from lakeupsert.landing.origins import UNKNOWN_VERSION, Origins
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import Ground
@@ -58,7 +59,8 @@ def refuse_truncate(table: OpenTable, ground: Ground, reports: Iterable[Report])
 
 
 def refuse_new_versions(table: OpenTable, ground: Ground, origins: Origins, *, is_full: bool) -> None:
-    """Raise RefusedError if ACTIVATE_VERSION of Singer would remove rows, in the batch or stored: those of lower versions.
+    """Raise RefusedError if ACTIVATE_VERSION of Singer would remove rows, in the batch or stored: those of lower versions. Or if
+    AWS DMS dropped or truncated the source table.
 
     ``is_full``: the batch is a full extract of the table, after which no stored row counts that it lacks.
     """
@@ -69,6 +71,14 @@ def refuse_new_versions(table: OpenTable, ground: Ground, origins: Origins, *, i
         lowest = min(here, stored)
         if lowest >= version:
             continue
+        if version == NEW_TABLE:
+            raise RefusedError(
+                "truncated-source",
+                f"Table {table.name!r}: a control record of AWS DMS drops or truncates the source table {stream!r}, so the rows "
+                "of earlier batches are gone there. lakeupsert does not remove them. Nothing was committed.",
+                next="if the landing files have all rows that the source has since, run `lakeupsert run --full table --table "
+                f"{shlex.quote(table.name)}`; else land them first",
+            )
         known = lowest if lowest > UNKNOWN_VERSION else "(unknown)"
         where, step = "table", f"run `lakeupsert run --full table --table {shlex.quote(table.name)}`"
         if here < version:

@@ -248,6 +248,37 @@ def test_a_second_copy_is_a_full_extract(tmp_path: Path) -> None:
     assert [row["id"] for row in stored(table)] == [1, 3, 4]
 
 
+def control(operation: str, table: str = "orders") -> dict[str, Any]:
+    return {
+        "metadata": {
+            "timestamp": "2020-01-01T00:00:00Z",
+            "record-type": "control",
+            "operation": operation,
+            "table-name": table,
+        }
+    }
+
+
+def load(id: int, table: str = "orders") -> dict[str, Any]:
+    return {"data": {"id": id, "at": id}, "metadata": {"record-type": "data", "operation": "load", "table-name": table}}
+
+
+@pytest.mark.parametrize("operation", ["drop-table", "truncate-table", "TRUNCATE", "DROP"])
+def test_a_table_that_dms_drops_refuses_its_batch_if_rows_came_before(tmp_path: Path, operation: str) -> None:
+    table = configure(tmp_path, "dms", SETTINGS, 'only = { __table_name = "orders" }\n')
+    first = [control(operation), control("create-table"), load(1), load(2)]
+    land(tmp_path / "landing/1.jsonl", first)
+    assert table.run().append.entry.skipped == {"control record": 2}
+    land(tmp_path / "landing/2.jsonl", [control(operation, "clients"), control("add-column"), load(2)])
+    assert table.run().append.entry.skipped == {"control record": 1, OTHER: 1}
+    land(tmp_path / "landing/3.jsonl", [control(operation), control("create-table"), load(2), load(3)])
+    with pytest.raises(RefusedError) as e:
+        table.run()
+    assert e.value.code == "truncated-source"
+    table.run(full="table")
+    assert [row["id"] for row in stored(table)] == [2, 3]
+
+
 def test_a_new_version_of_another_table_is_not_this_ones(tmp_path: Path) -> None:
     table = configure(tmp_path, "singer", SETTINGS, 'only = { __stream = "orders" }\n')
     land(tmp_path / "landing/1.jsonl", [*SINGER, activate(2, "customers")])

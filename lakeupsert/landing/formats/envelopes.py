@@ -28,6 +28,13 @@ class NoEnvelopeError(Exception):
     part: object = None
 
 
+CONTROL_RECORD = "control record"
+"""The kind of messages of AWS DMS that have no row."""
+NEW_TABLE = 0
+"""The version that a control record of AWS DMS begins if it drops or truncates the source table. Rows have none, so that it is no
+lower than theirs in a first batch, which often begins with such a record, and in every later one it is."""
+
+
 class TruncateError(NoEnvelopeError):
     """The message empties its source table, which no row can express.
 
@@ -107,12 +114,17 @@ def dms(message: object) -> Row | Skipped:
     created."""
     if type(message) is not dict or type(metadata := message.get("metadata")) is not dict:
         raise NoEnvelopeError("Not a message of AWS DMS: it has no `metadata`.")
+    own: Row = {f"__{name.replace('-', '_')}": value for name, value in _scalars(metadata)}
     if metadata.get("record-type") == "control":
-        return "control record"
+        operation = str(metadata.get("operation")).lower()
+        if operation.removesuffix("-table") in ("drop", "truncate"):
+            why = f"The control record {operation} of AWS DMS says that all earlier rows of the table are gone."
+            raise TruncateError(why, own, NEW_TABLE)
+        return CONTROL_RECORD
     data = message.get("data")
     if type(data) is not dict:
         raise NoEnvelopeError("Not a message of AWS DMS: its `data` is not an object.")
-    return data | {f"__{name.replace('-', '_')}": value for name, value in _scalars(metadata)}
+    return data | own
 
 
 class Wal2json:
