@@ -75,6 +75,7 @@ class TestAdlsStore(ObjectStoreContract):
         store.create("a", b"x")
         assert open_store(f"{scheme}://{self.container}/lake/").get("a") == b"x"
 
+    @pytest.mark.long
     def test_address_is_the_one_that_spark_takes(self, store: ObjectStore) -> None:
         account = f"{self.container}@{EMULATOR}.dfs.core.windows.net"
         assert store.uri("a") == f"abfss://{account}/lake/a"

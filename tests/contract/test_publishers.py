@@ -119,6 +119,7 @@ def test_every_snapshot_is_shown(stage: Stage, other: Outsider) -> None:
     lake.check()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("partition_by", [(), ("bucket(2, k)",), ("d", "bucket(2, k, l)")], ids=str)
 def test_a_table_without_partition_columns_and_one_by_hash_are_shown(
     folder: Path, other: Outsider, partition_by: tuple[str, ...]
@@ -259,6 +260,7 @@ def check_healing(lake: Lake, other: Outsider, first: Rows, second: Rows, begins
     )
 
 
+@pytest.mark.few(1)
 def test_process_killed_behind_its_snapshot(stage: Stage, other: Outsider) -> None:
     """By SIGKILL."""
     lake = stage.lake()
@@ -277,6 +279,7 @@ def test_process_killed_behind_its_snapshot(stage: Stage, other: Outsider) -> No
 # ---------------------------------------------------------------- many at once
 
 
+@pytest.mark.few(1)
 def test_many_publishers_at_once_make_one_version_a_snapshot(folder: Path, other: Outsider) -> None:
     lake = Lake(folder / "lake", **other.settings(folder / "lake"), strategy=other.strategies[0])
     publish_in_threads(lake, other.name, rounds=8)

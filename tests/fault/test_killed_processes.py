@@ -134,6 +134,7 @@ def test_process_killed_at_any_call_is_survived(
         shutil.rmtree(lake.root)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "poisonous", [(1, 4), *(pytest.param(n, marks=pytest.mark.long) for n in ((0,), (1,), (5,), (0, 3), (0, 2, 5)))]
 )

@@ -307,6 +307,7 @@ def test_disk_that_is_full_loses_nothing_and_the_next_run_finishes(lake: Path) -
         subprocess.run(["umount", str(small)], check=True)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv (util-linux) to make root respect file modes")
 def test_right_that_is_missing_is_told_once_by_the_place_that_lacks_it(lake: Path) -> None:
     respecting_modes = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []

@@ -253,6 +253,7 @@ def test_model_reckons_iceberg_by_what_its_nights_took(measured: Any) -> None:
     assert not any(line.startswith("| Iceberg") for line in lines)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["rows", "columns"])
 def test_keys_that_move_are_counted_by_their_benchmark(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -138,6 +138,7 @@ def test_messages_of_units_bring_a_night_to_its_end(shared: Lake, monkeypatch: p
     shared.check()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("tiny_files_split")
 def test_processes_share_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
@@ -364,6 +365,7 @@ def bits_of(lake: Lake) -> list[int]:
     return [bucket.bits for bucket in manifest(lake).buckets]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("chosen", ["rewrite", "delta", "auto"])
 def test_rows_larger_than_a_bucket_do_not_split_it_every_night(tmp_path: Path, chosen: str) -> None:
     rng = random.Random(chosen)
@@ -416,6 +418,7 @@ def versions_of(lake: Lake) -> list[dict[str, Any]]:
     return sorted(found, key=lambda r: (r["k"], r["ts"], str(r)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["arrow", pytest.param("spark", marks=pytest.mark.long)])
 def test_what_was_split_too_far_is_merged_as_it_is_and_joined_by_a_compaction(
     overdone: Lake, engine: str, request: pytest.FixtureRequest
@@ -445,6 +448,7 @@ def test_what_was_split_too_far_is_merged_as_it_is_and_joined_by_a_compaction(
     lake.finish_and_check()
 
 
+@pytest.mark.long
 def test_a_restore_to_what_was_split_too_far_comes_right_too(overdone: Lake) -> None:
     lake = overdone
     deep = lake.table.snapshots()[0].number
@@ -462,6 +466,7 @@ def test_a_restore_to_what_was_split_too_far_comes_right_too(overdone: Lake) -> 
     lake.finish_and_check()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("engine", "chosen", "seed"),
     [

@@ -615,6 +615,7 @@ def test_closed_pipe_is_no_error(lake: Path) -> None:
     assert (process.returncode, errors) == (0, b"")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("no_color", [False, True])
 def test_colours_are_for_a_terminal_that_wants_them(lake: Path, no_color: bool) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
@@ -822,6 +823,7 @@ def ended(process: subprocess.Popen[str], number: signal.Signals, code: int) -> 
     return checked(out, code)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("tables", [["sales"], ["sales", "returns"]])
 def test_waiting_worker_that_gets_sigterm_exits_75(lake: Path, tables: list[str]) -> None:
     configure(*tables)
@@ -839,6 +841,7 @@ def test_waiting_worker_that_is_interrupted_exits_130(lake: Path) -> None:
         assert ended(process, signal.SIGINT, 130)["error"]["code"] == "interrupted"
 
 
+@pytest.mark.long
 def test_worker_processes_stop_when_their_parent_gets_sigterm(lake: Path) -> None:
     with started("worker", "--workers", "2", "--json") as process:
         merged_by_workers("sales")

@@ -69,6 +69,7 @@ def nights(rng: random.Random, keys: int, count: int) -> list[list[dict[str, Any
     return found
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("chosen", ["delta", *(pytest.param(c, marks=pytest.mark.long) for c in ("rewrite", "auto"))])
 def test_nights_in_any_order_through_every_step(chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,7 @@ def merge(lake: Lake, wanted: dict[str, int]) -> None:
 # ---------------------------------------------------------------- two appends over one landing zone
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "batch_ids"),
     [
@@ -132,6 +133,7 @@ def test_appends_at_once_count_each_landing_file_once(
     assert len(lake.rows()) == 12
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [Lake, StampedLake])
 def test_appends_at_once_of_different_files_are_two_batches(
     folder: Path, processes: Callable[[Lake, int], list[LakeProcess]], kind: type[Lake]
@@ -151,6 +153,7 @@ def test_appends_at_once_of_different_files_are_two_batches(
     lake.finish_and_check()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("winner", [0, 1])
 @pytest.mark.parametrize("lost", ["create _lakeupsert/spec", "create _lakeupsert/ledger"])
 def test_append_that_is_overtaken_before_its_commit_leaves_nothing_behind(
@@ -264,7 +267,7 @@ def stages(module_folder: Path) -> dict[str, Lake]:
     return {"first append": new, "append": second, "dedupe": appended, "publish": merged}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stage", ["first append", "append", "dedupe", "publish"])
 @pytest.mark.parametrize("other", ["the same", "run"])
 def test_step_beside_another_at_every_call_of_it_is_exact(
@@ -302,6 +305,7 @@ def do(lake: Lake, step: str) -> None:
 # ---------------------------------------------------------------- workers
 
 
+@pytest.mark.long
 def test_four_workers_on_two_hundred_partitions_are_exact_though_messages_are_lost_doubled_and_reordered(
     lake: Lake, processes: Callable[[Lake, int], list[LakeProcess]]
 ) -> None:
@@ -355,6 +359,7 @@ def versions(lake: Lake, partitions: Mapping[str, int]) -> dict[str, int]:
     return {p: 0 if head is None else head.number + 1 for p, head in heads.items()}
 
 
+@pytest.mark.long
 def test_steady_stream_is_published_while_it_flows(
     lake: Lake, processes: Callable[[Lake, int], list[LakeProcess]]
 ) -> None:
@@ -449,7 +454,7 @@ def test_partition_that_jumped_beyond_a_batch_is_shown_with_the_later_one(lake: 
     lake.finish_and_check()
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(10))
 def test_publish_shows_the_greatest_batch_that_is_whole(lake: Lake, seed: int) -> None:
     """Batches touch some partitions, workers merge some of those up to some batch, in any order."""
@@ -548,6 +553,7 @@ def test_batch_half_merged_under_a_wider_schema_is_shown_under_its_own(folder: P
 # ---------------------------------------------------------------- readers
 
 
+@pytest.mark.long
 def test_readers_beside_running_nights_see_whole_nights(
     lake: Lake, processes: Callable[[Lake, int], list[LakeProcess]]
 ) -> None:
@@ -755,6 +761,7 @@ def test_message_that_makes_no_sense_is_answered_and_stops_nobody(
     lake.finish_and_check()
 
 
+@pytest.mark.long
 def test_script_that_its_own_workers_run_again_is_told_why(lake: Lake) -> None:
     days(lake, "1.jsonl", 1, range(20))
     lake.table.append(host="local")

@@ -108,6 +108,7 @@ IN_JSON_LINES = {**{name: new for name, (_, _, new) in TYPED.items()},
 SCHEMAS = {"text": dict.fromkeys(FORMS, "string"), "inferred": {}}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", ["rows", "columns"])
 @pytest.mark.parametrize("types", SCHEMAS)
 def test_value_that_debezium_did_not_get_is_known_in_json(tmp_path: Path, mode: str, types: str) -> None:
@@ -165,6 +166,7 @@ def parquet_of(columns: Mapping[str, pa.DataType], rows: Sequence[Record]) -> by
     return out.getvalue()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("mode", ["rows", "columns"])
 @pytest.mark.parametrize("kind", ["events", "avro", "parquet"])
 def test_value_that_debezium_did_not_get_is_known_in_every_type(tmp_path: Path, mode: str, kind: str) -> None:
@@ -195,6 +197,7 @@ def test_value_that_debezium_did_not_get_is_known_in_every_type(tmp_path: Path, 
     feed.reconcile()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["jsonl", "avro", "flattened"])
 @pytest.mark.parametrize("mode", ["rows", "columns"])
 def test_key_change_without_a_long_value_is_told(tmp_path: Path, mode: str, kind: str) -> None:
@@ -388,6 +391,7 @@ def test_batch_with_a_truncate_is_refused(tmp_path: Path, kind: str, first: bool
 # -- dates as text (time.precision.mode = isostring)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["jsonl", "avro", "csv"])
 @pytest.mark.parametrize("declared", [False, True])
 def test_dates_and_times_may_end_in_z(tmp_path: Path, kind: str, declared: bool) -> None:
@@ -424,6 +428,7 @@ ORDERS = {"day": "2024-01-02", "amount": "6.00", "note": "n", "ok": True, "ts": 
 INVENTED = {"day": "1970-01-01", "amount": "0.00", "note": "", "ok": False, "ts": "1970-01-01T00:00:00Z", "opt": None}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["text", "typed"])
 @pytest.mark.parametrize("key_scope", ["partition", "table"])
 def test_delete_with_invented_values_is_told(tmp_path: Path, key_scope: str, kind: str) -> None:
@@ -443,6 +448,7 @@ def test_delete_with_invented_values_is_told(tmp_path: Path, key_scope: str, kin
     feed.reconcile()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 @pytest.mark.parametrize("engine", ["arrow", pytest.param("spark", marks=pytest.mark.spark)])
 @pytest.mark.parametrize("mode", ["rows", "columns"])

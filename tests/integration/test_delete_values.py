@@ -74,6 +74,7 @@ TYPED = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("values", "type_", "gone"), TYPED.values(), ids=TYPED)
 def test_value_of_its_type_deletes(values: str, type_: pa.DataType, gone: list[Any], tmp_path: Path) -> None:
     feed = Feed(tmp_path, f"values = {values}")
@@ -114,6 +115,7 @@ EQUAL_VALUES: list[tuple[str, pa.Array, bool]] = [
 ]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("value", "column", "deletes", "kept"),
     [(*case, number % 2 == 1) for number, case in enumerate(EQUAL_VALUES)],
@@ -159,6 +161,7 @@ def test_values_for_several_types_are_not_told(tmp_path: Path) -> None:
     assert result.warnings == ()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark")
 def test_spark_compares_the_same_texts(tmp_path: Path) -> None:
     feed = Feed(tmp_path, "values = [true, 1.0]")
@@ -209,6 +212,7 @@ def test_values_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert feed.ids() == ["a"]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -236,6 +236,7 @@ def test_first_batch_has_nothing_to_delete(lake: Lake) -> None:
     assert places(lake) == [("b", 1)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kept", ["keep", "quarantine"])
 def test_append_struck_at_any_call_deletes_once(

@@ -419,6 +419,7 @@ def test_columns_whose_names_are_those_of_an_envelope_by_chance(tmp_path: Path) 
     assert found.rows == 9
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_the_host_spark_agrees(tmp_path: Path) -> None:
     table = wal2json(tmp_path, "o", 'mode = "columns"\n')

@@ -109,6 +109,7 @@ def test_table_is_the_database(database: str, settings: Mapping[str, Any], arriv
     feed.reconcile()
 
 
+@pytest.mark.few(1)
 @pytest.mark.spark
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"])
 def test_table_is_the_database_on_spark(database: str, tmp_path: Path) -> None:

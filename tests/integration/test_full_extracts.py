@@ -59,6 +59,7 @@ def test_partition_that_an_extract_has_nothing_of_becomes_empty(lake: Lake) -> N
     assert quarantined(lake) == 0
 
 
+@pytest.mark.long
 def test_partition_that_is_empty_keeps_its_floor_with_engine_spark(tmp_path: Path, spark: Any) -> None:
     lake = Lake(tmp_path)
     lake.land("1.jsonl", [row("a", 0, 1), row("a", 1, 1)])

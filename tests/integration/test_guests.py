@@ -114,6 +114,7 @@ def test_commands_that_only_look_work_and_leave_nothing(lake: Lake) -> None:
     assert sorted(lake.root.rglob("*")) == before
 
 
+@pytest.mark.long
 def test_reconcile_that_has_nothing_to_change_works(lake: Lake) -> None:
     _permit(lake.root, writing=True)
     lake.run()
@@ -124,6 +125,7 @@ def test_reconcile_that_has_nothing_to_change_works(lake: Lake) -> None:
     assert all(partition["balanced"] for partition in found["result"]["proof"])
 
 
+@pytest.mark.long
 def test_queue_that_a_writer_has_open_or_left_open_is_read_as_it_is(lake: Lake) -> None:
     _permit(lake.root, writing=True)
     writer = subprocess.Popen(

@@ -87,7 +87,7 @@ def seen(table: Table, **options: Any) -> list[tuple[Any, ...]]:
     return sorted(((row["id"], row["v"], row["valid_from"], row["valid_to"]) for row in rows), key=str)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("chosen", ["rewrite", "delta"])
 @pytest.mark.parametrize("seed", range(2 * TIMES))
@@ -161,6 +161,7 @@ def test_fold_and_split_leave_each_row_there_once(tmp_path: Path) -> None:
     assert table.to_arrow(history=True).read_all().num_rows == 16 * 600
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_at_any_call_of_a_night_leaves_the_history_whole(tmp_path: Path, fault: Fault) -> None:
     lake = Lake(tmp_path / "lake", history=True, strategy="delta")

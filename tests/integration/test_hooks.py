@@ -163,6 +163,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_sigterm_ends_the_hook_and_not_the_answer(lake: Path) -> None:
     configure([script("hook.py", "open('begun', 'w').write('1'); time.sleep(600)")])
     program = [sys.executable, "-c", "from lakeupsert.cli import main; main()", "run", "--json"]

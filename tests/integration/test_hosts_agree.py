@@ -120,6 +120,7 @@ def test_hosts_agree_on_a_night_of_every_format(tmp_path: Path, spark: Any) -> N
         assert all(p.by_digest for p in found.proof)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "partition_by", [("d",), (), pytest.param(("bucket(5, l, k)",), marks=pytest.mark.long)], ids=str
 )
@@ -198,7 +199,7 @@ def land_most_of_one_date(folder: Path, keys: dict[str, Any]) -> None:
         pq.write_table(table, folder / f"{number}.parquet", row_group_size=100, compression="none")
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("key", KEYS)
 def test_files_of_a_large_partition_hold_keys_of_their_range_alone(
     tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch

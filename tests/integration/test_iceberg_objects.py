@@ -34,6 +34,7 @@ def damages() -> dict[str, Callable[[bytes], bytes]]:
     }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("damage", damages())
 def test_damaged_metadata_is_named(lake: Lake, damage: str) -> None:
     table = iceberg_table(iceberg_settings(lake.root))

@@ -621,6 +621,7 @@ KEYS: dict[str, tuple[str, list[str], list[str] | None, list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", KEYS)
 def test_key_is_what_tells_things_apart(name: str) -> None:
     header, rows, key, partition_by = KEYS[name]

@@ -215,6 +215,7 @@ def all_in_the_end(records: Sequence[Record]) -> list[dict[str, Any]]:
     return expected([record for record in records if record["k"] in named])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3 * TIMES))
 def test_all_ways_of_the_same_records_end_in_one_table(seed: int, tmp_path: Path) -> None:
     """In any order and split, with restores and files taken again, lost indexes, adopted rows, rewrites and replays between."""
@@ -277,6 +278,7 @@ def at_noon(record: Record) -> Record:
     return rest | {"at": f"{record['day']}T12:00:00Z"} if record.get("day") else rest
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("how", ["nothing", "restore", "lost index", "files again", "rewritten"])
 def test_older_records_are_taken_whatever_became_of_the_index(how: str, tmp_path: Path) -> None:
     """Rows know which record named their partition: `a` by its newest record, `b` by an older one."""
@@ -307,7 +309,7 @@ V5: Record = {"k": "a", "ts": 5, "v": 5}
 SPLITS = ([3], [1, 2], [2, 1], [1, 1, 1])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 @pytest.mark.parametrize("computed", [False, True])
 def test_late_delete_leaves_no_row_to_an_update_by_key(strategy: str, computed: bool, tmp_path: Path) -> None:
@@ -331,6 +333,7 @@ def test_late_delete_leaves_no_row_to_an_update_by_key(strategy: str, computed: 
         nights.table.close()
 
 
+@pytest.mark.long
 def test_spark_reads_and_merges_the_same(tmp_path: Path, spark: Any) -> None:
     rng = random.Random(1)
     nights = Nights(tmp_path, engine="spark")
@@ -358,6 +361,7 @@ def random_records(rng: random.Random, *, first: bool) -> list[Record]:
     return records
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(2 * TIMES))
 def test_keys_that_stay_take_every_update_in_any_order(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
@@ -433,6 +437,7 @@ def test_living_key_moves_with_all_that_is_known_of_it(tmp_path: Path) -> None:
     nights.check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_append_struck_at_any_call_moves_once(tmp_path: Path, fault: Fault) -> None:
     lake = Lake(tmp_path / "lake", key_scope="table", mode="columns")
@@ -474,6 +479,7 @@ def test_keys_stay_in_a_partition_that_cant_be_read(tmp_path: Path) -> None:
     nights.reconcile()
 
 
+@pytest.mark.long
 def test_buckets_that_keys_do_not_leave_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_files_split: None
 ) -> None:

@@ -58,6 +58,7 @@ def named(entry: LedgerEntry) -> set[str]:
     return {f.name for f in (*entry.keys, *(entry.index.files if entry.index else ()))}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 @pytest.mark.parametrize("each", ["night", "once"])
 def test_key_that_goes_on_and_comes_back_is_there_once(tmp_path: Path, strategy: str, each: str) -> None:
@@ -120,6 +121,7 @@ def test_keys_of_one_hash_are_several_keys(tmp_path: Path, monkeypatch: pytest.M
     assert days(lake) == {"a": [1], "c": [0]}
 
 
+@pytest.mark.long
 def test_index_in_many_ranges_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "RANGE_ROWS", 8)
     monkeypatch.setattr(engine, "MOST_BITS", 4)
@@ -189,6 +191,7 @@ def test_append_that_loses_a_race_looks_its_keys_up_again(lake: Lake, at: str, m
     assert lake.stored_files() <= lake.named_files()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_append_struck_at_any_call_loses_nothing_and_moves_keys_once(
     lake: Lake, fault: Fault, monkeypatch: pytest.MonkeyPatch
@@ -403,6 +406,7 @@ def lake_without_index(root: Path) -> Lake:
     return lake
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_small_ranges", "spark")
 def test_both_hosts_make_the_same_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When files are adopted, and anew before an append."""

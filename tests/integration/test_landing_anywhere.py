@@ -210,6 +210,7 @@ def damage(archive: Path, name: str) -> bytes:
     return whole
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("part_bytes", [10, 1 << 24])
 @pytest.mark.parametrize("is_first", [True, False], ids=["first batch", "later batch"])
 def test_damaged_file_of_an_archive_goes_to_quarantine_until_it_is_whole(

@@ -246,6 +246,7 @@ def test_newest_manifest(lake: Lake) -> None:
     refused(lake, path, lambda: lake.table.view().files().__next__(), lambda: list(lake.table.to_arrow()))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policy", ["hold", "skip"])
 @pytest.mark.parametrize("touched", [True, False], ids=["touched", "untouched"])
 def test_no_snapshot_is_published_on_a_missing_manifest(folder: Path, policy: str, touched: bool) -> None:

@@ -109,6 +109,7 @@ SIDE_BY_SIDE = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("later", "first"), SIDE_BY_SIDE)
 @pytest.mark.parametrize("settings", ['[tables.t.schema]\n{} = "string"\n', DELETED], ids=["schema", "delete.column"])
 def test_column_that_comes_with_later_files_may_be_called_nearly_as_another(
@@ -267,6 +268,7 @@ def test_own_stamp_is_not_among_the_columns_that_were_found(tmp_path: Path) -> N
     assert "record_timestamp" not in caught.value.message
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark")
 def test_spark_looks_for_the_column_too(tmp_path: Path) -> None:
     feed = Feed(tmp_path, DELETED.format("op"))

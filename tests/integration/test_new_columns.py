@@ -74,6 +74,7 @@ FRUITLESS = {
 """Files of which every row is refused, and that have columns which the table has not."""
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", FRUITLESS)
 @pytest.mark.parametrize("ties", ["arrival", "content"])
 def test_file_without_an_accepted_row_brings_no_column(kind: str, ties: str, tmp_path: Path) -> None:
@@ -94,6 +95,7 @@ def test_file_without_an_accepted_row_brings_no_column(kind: str, ties: str, tmp
     lake.prove()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("host", ["local", "spark"])
 def test_hosts_agree_on_the_columns_that_come(host: str, tmp_path: Path, spark: Any) -> None:
     lake = Lake(tmp_path, more='[tables.t.schema]\nday = "date"\n')
@@ -220,6 +222,7 @@ def told(warnings: Any, *texts: str) -> list[str]:
     return [w for w in warnings if all(text in w for text in texts)]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @pytest.mark.parametrize("what", ALMOST)
 def test_value_that_makes_a_column_text_is_told_before_and_after(
@@ -305,6 +308,7 @@ CODES = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @pytest.mark.parametrize(
     ("what", "files"), [(what, files) for what in CODES for files in (1, 2) if (what, files) != ("nan", 2)]

@@ -63,6 +63,7 @@ def error(*args: str) -> Any:
 # ---------------------------------------------------------------- standard streams
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("as_json", ["", "--json"])
 def test_answer_that_can_not_be_written_is_an_error(lake: Lake, as_json: str) -> None:
@@ -74,18 +75,21 @@ def test_answer_that_can_not_be_written_is_an_error(lake: Lake, as_json: str) ->
     assert following.startswith("Next: ")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_error_that_can_not_be_written_keeps_its_exit_code(lake: Lake) -> None:
     assert shell("LU status --table x 2> /dev/full").returncode == 2
     assert shell("LU status --table x --json > /dev/full 2> /dev/full").returncode == 2
 
 
+@pytest.mark.long
 def test_pipe_that_nobody_reads_is_no_error(lake: Lake) -> None:
     for command, code in (("files", 0), ("run --help", 0), ("status --json", 0), ("status --table x 2>&1", 2)):
         found = shell(f"(exec 9>&1; (sleep 0.2; LU {command}; echo $? >&9) | true)")
         assert (found.stdout, found.stderr) == (f"{code}\n", ""), command
 
 
+@pytest.mark.long
 def test_process_without_standard_streams_does_its_work(lake: Lake) -> None:
     assert shell(f"LU {' '.join(RUN)} <&- >&- 2>&-").returncode == 0
     assert lake.rows() == lake.expected(2), "nothing was printed into a file of the table"
@@ -93,6 +97,7 @@ def test_process_without_standard_streams_does_its_work(lake: Lake) -> None:
     assert shell("LU --help >&-").returncode == 0
 
 
+@pytest.mark.long
 def test_letters_that_a_terminal_does_not_have_are_escaped(lake: Lake) -> None:
     config = Path("lakeupsert.toml")
     config.write_text(config.read_text().replace("[tables.t]", '[tables."tü"]'))

@@ -39,6 +39,7 @@ def _old_spark(spark: Any) -> Any:
         spark.conf.set(name, value)
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("_old_spark")
 @pytest.mark.parametrize("kind", IN_FILES)
 def test_dates_of_spark_stay_what_they_are(kind: str, tmp_path: Path, spark: Any) -> None:

@@ -69,6 +69,7 @@ class Lake:
         assert table.to_arrow().read_all().equals(before)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_column_gets_its_type_with_its_first_value(tmp_path: Path, kind: str) -> None:
     """Whatever the file, whether the column is there from the first batch on, and in both of the nights before its value."""
@@ -155,6 +156,7 @@ def test_header_opens_a_table_if_types_are_given(tmp_path: Path) -> None:
     assert [(row["version"], row["price"]) for row in given.rows()] == [(10, 2.5)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_refused_row_decides_no_type(tmp_path: Path, kind: str, *, is_first: bool) -> None:
@@ -248,6 +250,7 @@ def test_replay_of_a_row_with_an_open_column_adds_none(tmp_path: Path) -> None:
     assert [(row["id"], row["size"]) for row in lake.rows()] == [("a", None), ("b", None), ("c", 9)]
 
 
+@pytest.mark.long
 def test_open_columns_on_spark(spark: Any, tmp_path: Path) -> None:
     lake = Lake(tmp_path, quarantine_limit=100)
     for night, size in ((1, None), (2, None), (3, 9)):

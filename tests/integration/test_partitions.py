@@ -70,6 +70,7 @@ def texts(lake: Lake, *args: str) -> str:
 # ---------------------------------------------------------------- every command
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("partition_by", KINDS, ids=str)
 @pytest.mark.parametrize("chosen", ["rewrite", "delta"])
 def test_life_of_a_table(
@@ -573,6 +574,7 @@ def test_readers_open_the_folders_of_a_key(by_key: Lake, monkeypatch: pytest.Mon
     assert raised.value.code == "unfit-filter"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("where", "days", "keys"),
     [
@@ -596,6 +598,7 @@ def test_spark_plans_at_545_dates_of_four(
     assert frame.count() == days * len(numbers)
 
 
+@pytest.mark.long
 def test_spark_plans_the_folders_of_a_key(by_key: Lake, spark: Any) -> None:
     for where, wanted in ((WHERE, folders(1, 4)), ("k = 'k7'", folders())):
         frame = by_key.table.to_spark(spark, where=where)

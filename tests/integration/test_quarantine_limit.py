@@ -166,6 +166,7 @@ def test_run_finishes_what_was_there_and_is_refused(tmp_path: Path) -> None:
     assert feed.table.to_arrow().read_all().num_rows == 500
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark")
 def test_the_same_with_spark(tmp_path: Path) -> None:
     feed = Feed(tmp_path)

@@ -247,6 +247,7 @@ def test_all_types_and_formats_are_recomputed_without_a_false_alarm(tmp_path: Pa
     assert sum(p.rows_appended for p in found.proof) == 10
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_durations_are_compared_to_the_last_digit(tmp_path: Path, unit: str) -> None:
     lake = Lake(tmp_path, schema={}, delete=None)
@@ -338,6 +339,7 @@ def test_digests_do_not_change_with_a_widened_column(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what does not
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("change", [lose, double, alter])
 @pytest.mark.parametrize("seed", range(3))
 def test_deep_catches_one_row_lost_doubled_or_altered(lake: Lake, change: Any, seed: int) -> None:

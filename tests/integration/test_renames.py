@@ -209,6 +209,7 @@ def test_who_reads_folders_sees_new_names_in_files_that_were_written_since(lake:
 # ---------------------------------------------------------------- beside other steps
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("column", ["v", "name"])
 def test_restore_takes_back_rows_and_no_rename(column: str, lake: Lake) -> None:
     rename(lake, "v", "w")
@@ -384,6 +385,7 @@ def test_rename_amid_an_append_never_puts_values_under_another_name(more: dict[s
     assert any(call.startswith("create _lakeupsert/ledger") for call in calls)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 def test_rename_and_reuse_amid_a_merge(strategy: str, folder: Path) -> None:
     lake = begun(folder / "lake", strategy=strategy)
@@ -516,6 +518,7 @@ def test_renames_of_many_threads_all_count(lake: Lake) -> None:
     assert shown(lake, *(f"n{i}" for i in range(6)))[0] == ("a", *range(6))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("again", [True, False])
 def test_rename_that_is_cut_off_is_repeated_or_comes_with_the_next_batch(again: bool, fault: Fault, lake: Lake) -> None:
@@ -560,6 +563,7 @@ def refusing(folder: Path) -> Table:
     return table
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [

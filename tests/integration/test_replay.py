@@ -333,6 +333,7 @@ def test_replay_that_loses_a_race_looks_again(lake: Lake, meanwhile: str) -> Non
     other.table.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_struck_replay_counts_every_row_once(folder: Path, fault: Fault) -> None:
     """Every call of a replay fails before its effect, after it, and kills it; then it is repeated, and again."""

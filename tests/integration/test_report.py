@@ -759,6 +759,7 @@ def test_browser_shows_every_figure_at_every_width_and_runs_nothing(
     assert set(asked) <= {"/measure.html", "/report.html", "/favicon.ico"}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
 def test_browser_that_prefers_dark_gets_it(lake: Lake, tmp_path: Path, served: str) -> None:
     three_nights(lake)

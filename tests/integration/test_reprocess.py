@@ -429,7 +429,7 @@ def test_adopted_files_are_settled_by_it(folder: Path, source: Source) -> None:
     assert (bucket.settled, bucket.counters.superseded) == (True, 2)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @both
 @pytest.mark.parametrize("seed", range(6))
 def test_after_random_nights_no_row_changes(folder: Path, source: Source, seed: int) -> None:

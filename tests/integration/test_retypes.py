@@ -237,6 +237,7 @@ CASES = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("case", CASES)
 def test_values_convert_exactly_or_not_at_all(case: str, folder: Path) -> None:
     was, given, now, wanted = CASES[case]
@@ -419,6 +420,7 @@ def test_withdrawn_files_are_loaded_again_in_the_new_type(folder: Path) -> None:
     prove(lake)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("partition_by", [("d",), ()])
 def test_statements_compute_with_converted_values(partition_by: tuple[str, ...], folder: Path) -> None:
     """Also before the retype is published, and in a table of one partition."""
@@ -496,6 +498,7 @@ def test_retyped_column_may_be_renamed_dropped_and_come_again(lake: Lake) -> Non
 # ---------------------------------------------------------------- races and crashes
 
 
+@pytest.mark.long
 def test_batch_between_the_look_and_the_entry_is_looked_at(folder: Path) -> None:
     """A batch with an unfit value lands before each call of a retype, as another process lands it."""
     lake = begun(folder / "lake", ["1", "2"])
@@ -563,6 +566,7 @@ def append(lake: Lake) -> None:
     assert Table("t", lake.settings).append(host="local") is not None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("again", [True, False])
 def test_retype_that_is_cut_off_is_finished_by_who_comes_next(again: bool, fault: Fault, folder: Path) -> None:
@@ -612,6 +616,7 @@ def test_retypes_race(folder: Path) -> None:
 # ---------------------------------------------------------------- what is refused
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("dry", [True, False])
 @pytest.mark.parametrize(
     ("column", "type_", "code"),

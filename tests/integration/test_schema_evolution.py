@@ -86,6 +86,7 @@ class Lake:
 # ---------------------------------------------------------------- names in another case
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_column_in_another_case_is_the_tables(kind: str, tmp_path: Path) -> None:
     lake = Lake(tmp_path)
@@ -212,6 +213,7 @@ def everywhere(value: Any) -> dict[str, Any]:
     return {"s": value, "l": [value, None], "m": [("k", value)], "o": {"point": value}}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 def test_old_structs_have_the_fields_that_came_since(strategy: str, engine: str, tmp_path: Path, spark: Any) -> None:

@@ -46,6 +46,7 @@ def test_nights_equal_the_model(tmp_path: Path, chosen: str) -> None:
     lake.check()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
 def test_a_damaged_file_fails_its_partition_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
     from lakeupsert.engine.spark_window import SparkEngine

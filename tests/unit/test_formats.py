@@ -360,6 +360,7 @@ def test_empty_files_hold_no_rows(landing: Landing) -> None:
     assert landing.rows(landing.put("a", b"")) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", [pytest.param(e, marks=pytest.mark.long) if e != ".gz" else e for e in PACK])
 def test_memory_follows_the_block_and_not_what_an_archive_unpacks_to(
     landing: Landing, ending: str, monkeypatch: pytest.MonkeyPatch
@@ -573,6 +574,7 @@ def test_default_that_does_not_fit_its_type_is_none_of_our_business(landing: Lan
     assert landing.rows(landing.put("a.avro", with_schema(avro(AVRO, AVRO_ROWS), schema))) == ROWS
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["a.csv.gz", "a.csv.xz", "a.utf16", "a.avro"])
 def test_what_is_read_bit_by_bit_is_fetched_in_few_parts(
     landing: Landing, name: str, monkeypatch: pytest.MonkeyPatch
@@ -882,6 +884,7 @@ def test_file_that_comes_in_no_envelope_is_unreadable(landing: Landing, name: st
 # ---------------------------------------------------------------- looks at a part
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.xz", "a.utf16", "a.avro"])
 def test_preview_of_what_can_only_be_read_from_its_beginning_is_of_its_beginning(
     landing: Landing, name: str, monkeypatch: pytest.MonkeyPatch

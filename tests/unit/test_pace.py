@@ -132,6 +132,7 @@ PLANNED = 15_185
 """Reads a second that a first night was planned with."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("workers", "at_once", "latency", "most_refused", "most_attempts"),
     [

@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from datetime import date, time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ REQUIRED = {"landing": "l", "processed": "p", "key": ["k"], "partition_by": ["d"
 TOP = {"tables", "profiles", *Hooks.__struct_fields__}
 
 
+@cache
 def schema() -> Any:
     return json.loads(CliRunner().invoke(main, ["config", "--schema"]).stdout)
 
