@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test-writers writers demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-integration-2 test-others test-long test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-latency \
+.PHONY: help setup test-writers writers demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-latency \
     bench-azure bench-kernels bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
@@ -48,18 +48,24 @@ demo-azure: setup servers ## the same on Azure Storage: a real server on loopbac
 test: setup $(if $(CI),servers) ## all tests but those of `make test-long`, `make test-crash`, `make test-big`, `make test-readers` and `make test-spark-cluster`
 	@$(MAKE) --jobs 6 --no-print-directory test-integration test-integration-2 test-spark test-others test-aws test-azure
 
-SECOND_HALF := $(wildcard tests/integration/test_[g-z]*.py)
 test-spark: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and not cluster and spark"
 test-aws: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and cloud and not azure"
 test-azure: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and azure"
-test-integration: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and not spark and not cloud" $(filter-out $(SECOND_HALF),$(wildcard tests/integration/test_*.py))
-test-integration-2: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and not spark and not cloud" $(SECOND_HALF)
+test-integration: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and not spark and not cloud" --ignore-glob '*/test_[g-z]*.py' tests/integration
+test-integration-2: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and not spark and not cloud" --ignore-glob '*/test_[a-f]*.py' tests/integration
 test-others: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and not spark and not cloud" --ignore tests/integration
 test-spark test-aws test-azure test-integration test-integration-2 test-others:
 	@$(BIN)/pytest $(TESTS)
 
-test-long: setup $(if $(CI),servers) ## what `make test` leaves out: programs with a JVM of their own, whole products of types, examples and servers; a quarter of an hour
-	@$(BIN)/pytest -m "long and not crash" $(SMALL)
+test-long: setup $(if $(CI),servers) ## what `make test` leaves out: programs with a JVM of their own, whole products of types, examples and servers; half an hour
+	@$(MAKE) --jobs 2 --no-print-directory test-long-spark test-long-others
+
+test-long-spark: TESTS := -m "long and not crash and spark"
+test-long-others: TESTS := -m "long and not crash and not spark"
+test-long-spark test-long-others:
+	@$(BIN)/pytest $(TESTS) $(SMALL)
+
+test-all: test test-long test-crash test-damage test-readers test-writers test-capture test-spark-versions test-spark-cluster test-chaos test-soak test-big ## every test; hours
 
 # The small form of the suites below: CASES=2 runs two cases of each test function, chosen by the commit.
 SMALL = $(if $(CASES),--cases $(CASES))

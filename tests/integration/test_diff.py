@@ -70,6 +70,7 @@ def night(rng: random.Random, number: int) -> list[Any]:
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("strategy", ["rewrite", "delta", "auto"])
 @pytest.mark.parametrize("bucket", ["256MiB", "1KiB"])

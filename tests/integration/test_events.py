@@ -212,6 +212,7 @@ def begin(lake: Lake, tmp_path: Path) -> Iterator[Begin]:
         yield begin
 
 
+@pytest.mark.few(1)
 @WORKERS
 def test_21_messages_give_21_lines_while_the_worker_runs(
     lake: Lake, begin: Begin, tmp_path: Path, workers: str
@@ -269,6 +270,7 @@ def samples(file: Path) -> dict[str, float]:
 MESSAGES = 2_000
 
 
+@pytest.mark.few(1)
 @WORKERS
 def test_worker_forgets_2_000_results(lake: Lake, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.run()
@@ -415,6 +417,7 @@ def test_failed_partition_is_a_span_with_an_error(lake: Lake, exporter: InMemory
     assert (span.name, span.attributes["lakeupsert.partition"]) == ("lakeupsert.merge", "d=2020-01-01")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("missing", [False, True])
 def test_night_imports_no_opentelemetry_and_needs_none(lake: Lake, missing: bool) -> None:
     block = "sys.modules['opentelemetry'] = None" if missing else ""

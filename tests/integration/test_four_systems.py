@@ -179,6 +179,7 @@ def test_shoes_and_shorts_as_an_update(tmp_path: Path, strategy: str) -> None:
         assert table.to_arrow().read_all().to_pylist() == now
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 def test_subscribers_of_a_telecom_store(tmp_path: Path, strategy: str) -> None:
@@ -282,6 +283,7 @@ def merged(records: Sequence[Record]) -> list[tuple[str, ...]]:
     return sorted(tuple(str(row[name]) for name in COLUMNS) for row in found.values())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 def test_micro_batches_of_a_telecom_store_by_hash(
     tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch

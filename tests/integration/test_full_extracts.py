@@ -91,6 +91,7 @@ def test_rows_behind_an_extract_are_judged_by_it_where_both_are_merged_at_once(l
     assert quarantined(lake) == 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 @pytest.mark.parametrize("bucket", ["2500B", "256MiB"])
@@ -343,6 +344,7 @@ def test_append_that_an_extract_overtakes_obeys_its_floor(tmp_path: Path, monkey
     assert quarantined(lake) == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("earlier", [False, True], ids=["now", "by an earlier version"])
 def test_floor_of_a_new_partition_costs_no_request_for_each_night(
     earlier: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -395,6 +397,7 @@ def changes(lake: Lake) -> Changes:
     return lake.table.snapshots()[0].body.changes
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 @pytest.mark.parametrize("bucket", ["2500B", "256MiB"])
@@ -778,6 +781,7 @@ def by_day(key: tuple[str, int, int]) -> tuple[int, str]:
     return key[1], key[0]
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("seed", range(6 * TIMES))
 def test_random_nights_with_extracts_of_both_kinds_are_a_dict(seed: int, tmp_path: Path) -> None:

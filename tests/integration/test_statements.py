@@ -87,6 +87,7 @@ def test_a_delete_holds_against_older_records(lake: Lake) -> None:
     assert_proved(lake)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("ts", "wins"), [(1, False), (2, True), (3, True)])
 @pytest.mark.parametrize("deletes", [False, True])
 def test_a_record_that_lands_later_wins_with_the_same_order_or_a_greater_one(
@@ -259,6 +260,7 @@ def test_a_restore_withdraws_and_brings_back_a_statement(lake: Lake) -> None:
         assert_proved(lake)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("key_scope", ["partition", pytest.param("table", marks=pytest.mark.long)])
 def test_struck_at_every_call_it_is_done_once(tmp_path: Path, fault: Fault, key_scope: str) -> None:

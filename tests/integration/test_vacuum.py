@@ -116,6 +116,7 @@ def test_a_second_vacuum_finds_nothing_and_writes_nothing(tmp_path: Path, time: 
     assert lake.entries() == entries
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_struck_at_every_call_and_repeated_it_leaves_all_that_lives_and_no_garbage(
     tmp_path: Path, time: PassingTime, fault: Fault
