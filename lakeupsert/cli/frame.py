@@ -389,7 +389,10 @@ def as_lakeupsert_error(e: BaseException, call: Call) -> LakeupsertError:
     if isinstance(e, LakeupsertError) and not (call.terminated and isinstance(e, TryAgainError)):
         return e
     if isinstance(e, click.ClickException):
-        path = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx else "lakeupsert"
+        known = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx else ""
+        path = known or " ".join(
+            filter(None, ("lakeupsert", call.command))
+        )  # a failure to parse options has no context
         return ConfigurationError("usage", e.format_message(), next=f"see `{path} --help`")
     if isinstance(e, KeyboardInterrupt):
         return InterruptError(

@@ -231,7 +231,7 @@ def columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> 
 
 _REPLAY = "`lakeupsert append --replay-quarantine` and `lakeupsert run`"
 _UNTRIED = ("malformed", "missing_column")  # `engine.replay.UNTRIED`, which would import Arrow
-_REMEDIES = {
+REMEDIES = {
     "ambiguous_date": "leave the format that is meant in `dates` under [read]; then `lakeupsert append --replay-quarantine` "
     "and `lakeupsert run`",
     "bad_type": "if the values are correct, give the column a wider type in `schema`; then `lakeupsert append "
@@ -290,7 +290,7 @@ def _remedies(appended: "AppendResult") -> dict[str, list[str]]:
         if "[tables." in appended.examples.get(code, ""):  # the example says which setting
             again = "land the rows again, in a new file" if code in _UNTRIED else _REPLAY
             remedy = f"set that, then {again}"
-        found.setdefault(_REMEDIES.get(code, remedy), []).append(code)
+        found.setdefault(REMEDIES.get(code, remedy), []).append(code)
     return found
 
 

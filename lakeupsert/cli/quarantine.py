@@ -128,7 +128,9 @@ def _what_next(reasons: Set[str]) -> Iterator[str]:
     """What to do about the rows that wait, by whether a replay may take them."""
     from lakeupsert.engine.replay import UNTRIED  # brings Arrow
 
-    if reasons - set(UNTRIED):
+    known = sorted(reasons & output.REMEDIES.keys() - set(UNTRIED))
+    yield from (f"{reason}: {output.REMEDIES[reason]}" for reason in known)
+    if reasons - set(UNTRIED) - set(known):
         yield "fix the cause, then `lakeupsert append --replay-quarantine`"
     if unread := [reason for reason in UNTRIED if reason in reasons and reason != "retyped"]:
         yield f"{', '.join(unread)}: correct them at the source and land them again; a replay can't take them"

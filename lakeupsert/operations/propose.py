@@ -145,7 +145,7 @@ def _columns(rows: Sample, schema: Mapping[str, str]) -> Iterator[Column]:
 
 def _text_keys(rows: Sample, key: Sequence[str], operation: str | None) -> dict[str, str]:
     """The columns that a table from these files keeps as text: key and operation, if their types are inferred."""
-    if any(format_of(path, "auto") in TYPED for path in rows.paths):
+    if all(format_of(path, "auto") in TYPED for path in rows.paths):
         return {}
     return {name: "string" for name in (*key, operation) if name in rows.dominant_types}
 
