@@ -111,7 +111,7 @@ class CheckedRows:
         skipped: how many messages of the block hold no row, by their kind.
         origins: see `landing.origins`.
         hollow_deletes: how many accepted deletes bring nothing but their key (`find_hollow_deletes`).
-        incomplete_creates: how many accepted rows begin with a value that Debezium did not get, so nobody knows it.
+        incomplete_creates: how many accepted rows begin with a value that the source did not send.
         contrary: how many rows have another value in a column than the folders of their file say, by column.
     """
 
@@ -320,7 +320,9 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
             refusals.add("order_missing", rows, reason)
 
     hollow = find_hollow_deletes(columns, is_delete & ~refusals.refused, spec)
-    incomplete = _find_incomplete_creates(block, converted) & ~refusals.refused
+    wal2json = rules.envelope == "wal2json" and spec.mode == "columns"
+    incomplete = _find_moved_without_value(block, spec) if wal2json else _find_incomplete_creates(block, converted)
+    incomplete &= ~refusals.refused
     if spec.has_deletes:
         columns[DELETE_FLAG] = pa.array(is_delete)
     columns |= {PARTITION: partitions, PLACE: pa.array(block.places, pa.int64())}
@@ -479,18 +481,40 @@ def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> M
     return is_delete
 
 
+def _long_columns(spec: TableSpec) -> list[str]:
+    """Columns whose values PostgreSQL may store apart (TOAST). Numbers, dates and times are short."""
+    computed = {one.column for one in spec.partition_from}
+    fields = (f for f in spec.schema if not pa.types.is_primitive(f.type) and f.name not in computed)
+    return [f.name for f in fields if not f.name.startswith("__")]
+
+
+def _find_moved_without_value(block: Block, spec: TableSpec) -> Mask:
+    """Which rows of wal2json are new ones of a changed identity, after its delete, and lack a long value.
+
+    The delete of a whole row (REPLICA IDENTITY FULL) has all columns, and so has the row after it.
+    """
+    action = block.convert("__action", pa.string())[0]
+    is_delete, found = as_mask(pc.equal(action, "D")), as_mask(pc.equal(action, "U"))
+    follows = np.flatnonzero(is_delete[:-1] & found[1:] & (np.diff(block.places) == 1))
+    found[:] = False
+    if len(follows):
+        has = [block.has(name) for name in block.names]
+        is_whole = ~np.logical_or.reduce([one[follows + 1] & ~one[follows] for one in has])
+        lacks = np.logical_or.reduce([~block.has(name)[follows + 1] for name in _long_columns(spec)] or [is_whole])
+        found[follows + 1] = lacks & ~is_whole
+    return found
+
+
 def _refuse_incomplete(block: Block, is_delete: Mask, refusals: _Refusals, spec: TableSpec) -> None:
     """Refuse updates of wal2json without a column that may be stored apart (TOAST): it is left out if it did not change."""
     update = as_mask(pc.equal(block.convert("__action", pa.string())[0], "U")) & ~is_delete
-    computed = {one.column for one in spec.partition_from}
-    for field in spec.schema:  # numbers, dates and times are short
-        if not pa.types.is_primitive(field.type) and field.name not in computed and not field.name.startswith("__"):
-            reason = (
-                f"The update lacks column {field.name!r}: PostgreSQL does not send a long value that stayed. "
-                '`mode = "columns"` keeps it, and `ALTER TABLE … REPLICA IDENTITY FULL` sends it. If the source dropped the '
-                "column, drop it here: `lakeupsert schema drop`."
-            )
-            refusals.add("bad_type", update & ~block.has(field.name), reason)
+    for name in _long_columns(spec):
+        reason = (
+            f"The update lacks column {name!r}: PostgreSQL does not send a long value that stayed. "
+            '`mode = "columns"` keeps it, and `ALTER TABLE … REPLICA IDENTITY FULL` sends it. If the source dropped the '
+            "column, drop it here: `lakeupsert schema drop`."
+        )
+        refusals.add("bad_type", update & ~block.has(name), reason)
 
 
 def _check_order(columns: Mapping[str, pa.Array], is_delete: Mask, refusals: _Refusals, rules: RowRules) -> None:

@@ -92,13 +92,13 @@ def hollow_deletes(table: OpenTable, spec: TableSpec, entries: Iterable[LedgerEn
 
 
 def incomplete_creates(entries: Iterable[LedgerEntry]) -> list[str]:
-    """A warning if rows of these batches began with values that Debezium did not get."""
+    """A warning if rows of these batches began with values that the source did not send."""
     number = sum(entry.incomplete_creates for entry in entries)
     if not number:
         return []
     has = "has" if number == 1 else "have"
     return [
-        f"{count(number, 'new row')} {has} null for a value that Debezium did not get: a key changed at the source, and "
+        f"{count(number, 'new row')} {has} null for a value that the source did not send: a key changed there, and "
         "PostgreSQL did not send the long values that stayed. `ALTER TABLE … REPLICA IDENTITY FULL` at the source sends them "
         "from then on. So does an update that sets such a value"
     ]

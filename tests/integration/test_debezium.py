@@ -422,6 +422,24 @@ def test_dates_and_times_may_end_in_z(tmp_path: Path, kind: str, declared: bool)
     assert [row["t"] for row in feed.rows()] == [None]
 
 
+def test_the_three_steps_after_a_truncate_give_the_rows_of_the_source(tmp_path: Path) -> None:
+    def change(op: str, place: int, after: Record | None) -> Record:
+        sequence = json.dumps([str(place), str(place)])
+        return event(op, place, after, connector="postgresql", sequence=sequence, snapshot="false")
+
+    feed = Feed(tmp_path, order_by=("__log_position",))
+    feed.night(jsonl([change("c", n, {"id": n, "v": n}) for n in (1, 2)]))
+    before, after = change("u", 3, {"id": 1, "v": 3}), [change("c", n, {"id": n - 3, "v": n}) for n in (5, 8)]
+    with pytest.raises(RefusedError) as e:
+        feed.night(jsonl([before, change("t", 4, None), *after]))
+    assert 'lakeupsert delete --table t --where "id is not null" --yes' in e.value.next
+    (tmp_path / "landing/02.jsonl").write_bytes(jsonl([before]))
+    feed.table.run(host="local")
+    feed.table.delete(where="id is not null", dry=False)
+    feed.night(jsonl(after))
+    assert feed.rows("id", "v") == [{"id": 2, "v": 5}, {"id": 5, "v": 8}]
+
+
 # -- deletes that find no row
 
 ORDERS = {"day": "2024-01-02", "amount": "6.00", "note": "n", "ok": True, "ts": "2024-01-01T10:00:00Z", "opt": None}

@@ -14,6 +14,8 @@ from lakeupsert.landing.formats.positions import LOG_POSITION, commit_position, 
 Row = dict[str, object]
 Skipped = str
 """The kind of a message that holds no row and changes none, for example ``heartbeat``."""
+NOTHING: Skipped = ""
+"""A place that no row has."""
 
 TABLE_NAMES = ("__source_table", "__table_name", "__table", "__stream")
 """The columns with the name of a row's table."""
@@ -148,16 +150,17 @@ class Wal2json:
         found: list[Found] = []
         for change in message["change"]:
             try:
-                found += self._rows_of_version_1(message, change)
+                rows = self._rows_of_version_1(message, change)
             except NoEnvelopeError as e:  # the other changes of the transaction count
                 e.part = change
-                found.append(e)
+                rows = [e]
+            found += [*rows, NOTHING][:2]  # so only the two rows of one change follow each other at once
         return found or ["transaction marker"]
 
     def _begin(self, message: Row) -> None:
         self._commit, self._rows = message.get("nextlsn"), 0
 
-    def _version_2(self, message: Row) -> Sequence[Row | Skipped]:
+    def _version_2(self, message: Row) -> Sequence[Found]:
         action = message["action"]
         if action in ("B", "C"):
             self._begin(message if action == "B" else {})
@@ -165,7 +168,7 @@ class Wal2json:
         new, old = (_by_name(message.get(part)) for part in ("columns", "identity"))
         return self._rows_of(str(action), message, new, old)
 
-    def _rows_of_version_1(self, message: Row, change: object) -> Sequence[Row | Skipped]:
+    def _rows_of_version_1(self, message: Row, change: object) -> Sequence[Found]:
         if type(change) is not dict:
             raise NoEnvelopeError("A change of wal2json is not an object.")
         old = change.get("oldkeys")
@@ -176,7 +179,7 @@ class Wal2json:
         )
         return self._rows_of(action, {**message, **change}, new, before)
 
-    def _rows_of(self, action: str, message: Row, new: Row, old: Row) -> Sequence[Row | Skipped]:
+    def _rows_of(self, action: str, message: Row, new: Row, old: Row) -> Sequence[Found]:
         own = {f"__{name}": value for name, value in _scalars(message) if name not in ("kind", "action")}
         if action == "M":
             return ["message"]

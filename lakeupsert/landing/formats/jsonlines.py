@@ -288,7 +288,7 @@ def decode_each(
                 offsets.append(number)
                 schemas += [connect.schema_of(value)] if stated else []
             elif unwrap and isinstance(row, str):
-                skipped[row] += 1
+                skipped.update([row] if row else [])
             else:
                 why = row if isinstance(row, NoEnvelopeError) else NoEnvelopeError("Not a JSON object.")
                 refused.append((i, number, why))
