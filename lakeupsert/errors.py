@@ -79,6 +79,14 @@ def split_text(text: str) -> tuple[str, str]:
     return reason, advice[0] if advice else ""
 
 
+_OBJECT_ID = re.compile("[0-9a-f]{32}")
+
+
+def cause_of(text: str, partition: str) -> str:
+    """The first line of an error without the ``partition`` and the ids of objects: equal if several fail for one cause."""
+    return _OBJECT_ID.sub("", text.partition("\n")[0].replace(partition, ""))
+
+
 class ConfigurationError(LakeupsertError):
     """Change the command line, the configuration or the machine, then run again."""
 

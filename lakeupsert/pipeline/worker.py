@@ -11,7 +11,6 @@ Repeat    safe: a message that comes again finds its partition merged
 
 import itertools
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -24,7 +23,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.engine.merge import Engine
-from lakeupsert.errors import ExecutorError, LakeupsertError, TryAgainError, split_text
+from lakeupsert.errors import ExecutorError, LakeupsertError, TryAgainError, cause_of, split_text
 from lakeupsert.events import Failure
 from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions, dedupe_unit, failed
 from lakeupsert.pipeline.messages import pending_messages
@@ -36,7 +35,6 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import FailedMark, Manifest
 
 log = logging.getLogger(__name__)
-_OBJECT_ID = re.compile("[0-9a-f]{32}")
 
 LEASE_SECONDS = 120.0
 """How long a worker owns a message between two extensions. It extends the lease every third of this while it works, so the
@@ -324,7 +322,7 @@ class _Delivery:
         elif receives < queue.max_receives:
             # What to do about it is reported once, by whoever finds the partition failed for good.
             reason = error.partition("\n")[0]
-            cause = _OBJECT_ID.sub("", reason.replace(result.partition, ""))
+            cause = cause_of(error, result.partition)
             log.log(
                 logging.INFO if cause in table.failing_causes else logging.WARNING,
                 "partition failed, will be tried again (others of the same cause are not named): %s: %s",

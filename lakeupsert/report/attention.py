@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Literal, get_args
 
-from lakeupsert.errors import split_text
+from lakeupsert.errors import cause_of, split_text
 from lakeupsert.report.numbers import count, duration, when
 
 if TYPE_CHECKING:  # `lakeupsert --help` starts without what reads a table
@@ -85,11 +85,14 @@ def findings(name: str, data: "ReportData") -> list[Finding]:
 
 def _partitions_behind(name: str, data: "ReportData") -> Iterator[Finding]:
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    texts: dict[tuple[str, str], str] = {}
     for p in data.partitions:
         if p.marks:
-            groups[p.marks[0], p.reason].append(p.value)
-    for (mark, text), names in groups.items():
-        reason, advice = split_text(text)
+            cause = (p.marks[0], cause_of(p.reason, f"={p.value}"))
+            groups[cause].append(p.value)
+            texts.setdefault(cause, p.reason)
+    for (mark, cause), names in groups.items():
+        reason, advice = split_text(texts[mark, cause])
         what = f"{_partitions(len(names))} {mark}: {_short(names)}"
         if mark == "dirty":
             yield Finding("warn", what, "Not all of its batches are merged.")

@@ -284,6 +284,17 @@ def test_what_needs_attention_is_named_with_its_reason(lake: Lake) -> None:
     assert len(observe(lake.opened, 30, 0).merges) == 6, "a mark is no merge"
 
 
+def test_partitions_that_fail_for_one_cause_are_one_finding(lake: Lake) -> None:
+    three_nights(lake)
+    lake.land("late.jsonl", [row("a", 0, 99), row("a", 1, 99)])
+    lake.table.append(host="local")
+    for n in (1, 2):
+        name = f"d=2020-01-0{n}"
+        mark_failed(lake.opened, name, 4, f"/lake/{name}/base-0-{n:032x}.parquet is gone\nNext: think")
+    [failed] = [one for one in Page(lake.table.report()).findings if "failed" in one.what]
+    assert "2 partitions failed: 2020-01-01, 2020-01-02" in failed.what
+
+
 def test_restore_and_what_it_withdrew_are_shown_as_that(lake: Lake) -> None:
     three_nights(lake)
     lake.table.restore(0, dry=False)
