@@ -88,11 +88,12 @@ def _partitions_behind(name: str, data: "ReportData") -> Iterator[Finding]:
     texts: dict[tuple[str, str], str] = {}
     for p in data.partitions:
         if p.marks:
-            cause = (p.marks[0], cause_of(p.reason, f"={p.value}"))
-            groups[cause].append(p.value)
-            texts.setdefault(cause, p.reason)
-    for (mark, cause), names in groups.items():
-        reason, advice = split_text(texts[mark, cause])
+            group = (p.marks[0], cause_of(p.reason, f"={p.value}"))
+            groups[group].append(p.value)
+            texts.setdefault(group, p.reason)
+    for group, names in groups.items():
+        mark = group[0]
+        reason, advice = split_text(texts[group])
         what = f"{_partitions(len(names))} {mark}: {_short(names)}"
         if mark == "dirty":
             yield Finding("warn", what, "Not all of its batches are merged.")
