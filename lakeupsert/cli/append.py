@@ -111,8 +111,7 @@ def append(
             if waiting := sum(batch.num_rows for batch in table.quarantine()):
                 raise RefusedError(
                     "nothing-passes",
-                    f"None of the {output.count(waiting, 'quarantined row')} of table {table.name!r} passes now. Nothing was "
-                    "changed.",
+                    f"No row of the {waiting:,} in quarantine of table {table.name!r} passes now. Nothing was changed.",
                     next="`lakeupsert quarantine` shows why, and whether a setting or the source has to change",
                 )
             facts = [("replayed", "nothing: no row is quarantined")]
