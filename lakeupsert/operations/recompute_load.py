@@ -343,10 +343,13 @@ class LandedRows:
                 self._insert(_Source(entry, landed.path, "block", list(columns), PLACE, is_delete=is_delete))
 
     def _type_in(self, entry: LedgerEntry, name: str, type_: pa.DataType) -> pa.DataType:
-        """The type to read a column in: the file's, but whole numbers where an old table keeps Spark's timestamp_ntz as such."""
+        """The type to read a column in: the file's, except text for a binary column, which may be no UTF-8, and Spark's
+        timestamp_ntz in an old table that keeps it as whole numbers."""
         stored = {f.name.lower(): f.type for f in self._table.spec(entry.spec_version).schema}.get(name.lower())
-        is_count = stored is not None and pa.types.is_integer(stored) and pa.types.is_timestamp(type_)
-        return stored if is_count else type_
+        if stored is None:
+            return type_
+        is_count = pa.types.is_integer(stored) and pa.types.is_timestamp(type_)
+        return stored if is_count or (pa.types.is_binary(stored) and pa.types.is_string(type_)) else type_
 
     def _quarantined(self, entry: LedgerEntry) -> tuple[dict[str, list[int]], set[str]]:
         """The places of refused rows, by landing file, and the files that were refused as a whole."""

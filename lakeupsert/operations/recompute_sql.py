@@ -94,7 +94,12 @@ def connect() -> Iterator["DuckDBPyConnection"]:
 
 def landed_value(name: str, types: Mapping[str, str], *, is_text: bool) -> str:
     """The value of a column as it landed, in SQL."""
-    return _from_text(f"CAST({identifier(name)} AS VARCHAR)", types[name]) if is_text else identifier(name)
+    value = identifier(name)
+    if is_text:
+        return _from_text(f"CAST({value} AS VARCHAR)", types[name])
+    if types[name] == "BLOB":  # CAST of text interprets \x41, and takes ASCII only
+        return f"CASE WHEN typeof({value}) = 'VARCHAR' THEN encode(CAST({value} AS VARCHAR)) ELSE TRY_CAST({value} AS BLOB) END"
+    return value
 
 
 def _from_text(value: str, type_: str) -> str:

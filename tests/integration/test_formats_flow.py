@@ -419,6 +419,19 @@ def test_table_that_keeps_timestamp_ntz_of_orc_as_a_number_is_proved(tmp_path: P
     assert sorted(row["at"] for row in rows_of(path)) == [-7, 5]
 
 
+def test_text_in_a_binary_column_is_proved_also_if_it_is_not_utf8(tmp_path: Path) -> None:
+    values = [b"a\xe9b\xff", "é\\x41".encode(), b"ok"]
+    text = pa.array(values, pa.binary()).view(pa.string())
+    table = pa.table({"id": ["a", "b", "c"], "day": ["2020-01-01"] * 3, "v": [1, 2, 3], "b": text})
+    for ending in ("orc", "parquet"):
+        (tmp_path / ending).mkdir()
+        path = config(tmp_path / ending, TABLE + 'order_by = ["v"]\n[tables.t.schema]\nb = "binary"\n')
+        landing = tmp_path / ending / "landing" / f"a.{ending}"
+        (orc.write_table if ending == "orc" else pq.write_table)(table, str(landing))
+        run(path)
+        assert sorted(row["b"] for row in rows_of(path)) == sorted(values)  # and `reconcile --deep` agrees
+
+
 # ---------------------------------------------------------------- nested JSON
 
 
