@@ -62,6 +62,7 @@ from lakeupsert.storage import NotFoundError, ObjectReader
 from lakeupsert.table.evolution import describe_separator
 from lakeupsert.table.ledger import Reason
 from lakeupsert.table.spec import DELETE_FLAG, HAS, PLACE, TableSpec
+from lakeupsert.table.types import type_name
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
@@ -197,7 +198,7 @@ def _file_order(path: str, rules: RowRules) -> dict[str, pa.Array]:
     column = spec.order_by[0]
     converted, unfit = convert(value, spec.schema.field(column).type)
     if unfit.any() or converted.null_count:
-        what = f"{value[0].as_py()!r}, which is not of type {spec.schema.field(column).type} (column {column!r})"
+        what = f"{value[0].as_py()!r}, which is not of type {type_name(spec.schema.field(column).type)} (column {column!r})"
         raise UnreadableFileError(path, f"`order_in_name` ({spec.order_in_name}) finds {what}.")
     return {column: converted}
 
@@ -302,7 +303,9 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     columns = converted.columns
     if converted.may_grow and not surveyed:
         name = converted.may_grow[0]
-        raise UnplannedColumnError(path, f"Column {name!r} has values that do not fit {spec.schema.field(name).type}.")
+        raise UnplannedColumnError(
+            path, f"Column {name!r} has values that do not fit {type_name(spec.schema.field(name).type)}."
+        )
     is_delete = _deletes(block, refusals, spec, path)
     for name in spec.key:
         absent = as_mask(columns[name].is_null())
@@ -414,7 +417,7 @@ def _convert_columns(
         else:
             if name not in sources:
                 refusals.add_values("bad_type", unreadable, name, _UNREADABLE)
-            refusals.add_values("bad_type", unfit, name, f"does not fit {type_}", type_)
+            refusals.add_values("bad_type", unfit, name, f"does not fit {type_name(type_)}", type_)
             grows = pa.types.is_nested(type_) or pa.types.is_decimal(type_)
             may_grow += [name] if grows and unfit.any() else []
     columns |= derived_columns(rules.spec, columns)
@@ -449,7 +452,7 @@ def _partitions(converted: _ConvertedColumns, is_delete: Mask, refusals: _Refusa
     folders = [folder_names(spec, name, converted.columns[name]) for name in spec.partition_by]
     for name, folder in zip(spec.partition_by, folders, strict=True):
         source, type_ = sources.get(name, name), spec.schema.field(name).type
-        unfit, what = as_mask(folder.is_null()), f"does not name a partition of {type_}"
+        unfit, what = as_mask(folder.is_null()), f"does not name a partition of {type_name(type_)}"
         if spec.takes_key_alone:
             unfit &= ~(alone & absent.get(source, False))
         else:

@@ -25,6 +25,7 @@ from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.rank import sortable
 from lakeupsert.storage import NotFoundError, open_landing
 from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.types import type_name
 
 _KEY, _ROW = "_lakeupsert_key", "_lakeupsert_row"
 
@@ -110,7 +111,10 @@ def _keys(path: str, block: Block, spec: TableSpec) -> Rows:
     for name in names:
         type_ = spec.schema.field(name).type
         columns[name], unfit = block.convert(name, type_)
-        for mask, what in ((unfit, f"does not fit {type_}"), (as_mask(pc.is_null(columns[name])), "is null")):
+        for mask, what in (
+            (unfit, f"does not fit {type_name(type_)}"),
+            (as_mask(pc.is_null(columns[name])), "is null"),
+        ):
             if mask.any():
                 row = int(np.argmax(mask))
                 raise _unfit(path, f"{name} = {block.originals(name, [row])[0]!r} {what}")

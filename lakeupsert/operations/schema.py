@@ -56,7 +56,7 @@ class SchemaChange:
 def columns(spec: TableSpec) -> list[Column]:
     """List the columns of a spec."""
     named = roles(spec)
-    return [Column(f.id, f.name, f.type, named.get(f.name)) for f in spec.fields]
+    return [Column(f.id, f.name, type_name(spec.schema.field(f.name).type), named.get(f.name)) for f in spec.fields]
 
 
 def change(

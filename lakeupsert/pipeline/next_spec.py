@@ -319,10 +319,11 @@ def _text_by_few(
 def _refuse_other_keys(table: OpenTable, known: TableSpec, given: Types) -> None:
     for name in known.stored_key:  # a partition column is not part of a key's bytes
         type_, where = known.schema.field(name).type, f"[tables.{table.name}.schema]"
+        own, other = type_name(type_), type_name(given[name]) if name in given else ""
         if name in given and not same_values(type_, given[name]):
             raise ConfigurationError(
                 "key-type-fixed",
-                f"The key column {name!r} is {type_} in table {table.name!r}, and {where} says {given[name]}. A key's type is "
+                f"The key column {name!r} is {own} in table {table.name!r}, and {where} says {other}. A key's type is "
                 "fixed when a table is created. Nothing was committed.",
                 next=f"remove {name!r} from {where}, or give a table of another name its own `processed`",
             )
@@ -332,8 +333,8 @@ def _types_without_effect(table: OpenTable, spec: TableSpec, given: Types) -> li
     """A warning for each type in the configuration that the stored type neither holds nor grows to."""
     types = {name: spec.schema.field(name).type for name in given if name in spec.schema.names}
     return [
-        f"column {name!r} stays {type_}: [tables.{table.name}.schema] says {given[name]}, and {type_} can't be widened to "
-        f"that; rows with values that do not fit {type_} go to quarantine"
+        f"column {name!r} stays {type_name(type_)}: [tables.{table.name}.schema] says {type_name(given[name])}, and "
+        f"{type_name(type_)} can't be widened to that; rows with values that do not fit {type_name(type_)} go to quarantine"
         for name, type_ in types.items()
         if not same_values(widen(normalize(given[name]), type_), type_)
     ]
@@ -349,7 +350,7 @@ def _dates_without_effect(table: OpenTable, spec: TableSpec) -> list[str]:
             hint = f" Did you mean {close!r}?" if close else ""
             warnings.append(f"the table has no column {column!r}, to which {where} gives formats.{hint}")
         elif not is_dated(spec.schema.field(name).type):
-            type_ = spec.schema.field(name).type
+            type_ = type_name(spec.schema.field(name).type)
             warnings.append(f"{where} has no effect on column {name!r}, which is {type_} in the table")
     return warnings
 

@@ -418,31 +418,32 @@ def is_retypable(spec: TableSpec, column: str) -> bool:
 
 def _refuse_retype(spec: TableSpec, field: pa.Field, type_: pa.DataType) -> None:
     name, now = field.name, field.type
+    was, becomes = type_name(now), type_name(type_)
     if type_.equals(now):
         raise ConfigurationError(
             "same-type",
-            f"The column {name!r} is {now} already. Nothing was changed.",
+            f"The column {name!r} is {was} already. Nothing was changed.",
             next="give another type; `lakeupsert schema` lists the columns",
         )
     odd = next((t for t in (now, type_) if pa.types.is_nested(t) or isinstance(t, pa.BaseExtensionType)), None)
     if odd is not None or pa.types.is_null(type_):
         raise ConfigurationError(
             "unfit-type",
-            f"The column {name!r} is {now} and can't become {type_}: {odd or type_} does not convert value by value. Nothing was "
-            "changed.",
+            f"The column {name!r} is {was} and can't become {becomes}: {type_name(odd or type_)} does not convert value by "
+            "value. Nothing was changed.",
             next="drop the column and land its values again under another name",
         )
     if widen(now, type_).equals(type_):
         raise ConfigurationError(
             "grows-by-itself",
-            f"The column {name!r} is {now}, and every value of it is one of {type_}. It grows to that without a retype. "
+            f"The column {name!r} is {was}, and every value of it is one of {becomes}. It grows to that without a retype. "
             "Nothing was changed.",
-            next=f'set `{toml_key(name)} = "{type_name(type_)}"` under [tables.….schema]; the next batch widens the column',
+            next=f'set `{toml_key(name)} = "{becomes}"` under [tables.….schema]; the next batch widens the column',
         )
     if spec.mode == "columns":
         raise ConfigurationError(
             "retype-not-supported",
-            f'The column {name!r} can\'t become {type_}: in a table with `mode = "columns"`, files say by ids which columns a '
+            f'The column {name!r} can\'t become {becomes}: in a table with `mode = "columns"`, files say by ids which columns a '
             "row brings. Nothing was changed.",
             next="drop the column and land its values again under another name",
         )

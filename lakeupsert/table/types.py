@@ -56,6 +56,8 @@ def named_type(text: str, where: str) -> pa.DataType:
 
 def type_name(type_: pa.DataType) -> str:
     """The first name that `named_type` accepts for a type; Arrow's name if there is no other."""
+    if pa.types.is_decimal128(type_):
+        return f"decimal({type_.precision},{type_.scale})"
     return next((name for name, named in _NAMES.items() if named.equals(type_)), str(type_))
 
 

@@ -328,10 +328,10 @@ def test_type_is_given_under_a_name_in_any_case(tmp_path: Path, name: str) -> No
     feed.run()
     mended = Table.open(configured(tmp_path, f"\n[tables.t.schema]\n{name} = 'string'\n"))
     feed.land("b.csv", "id,day,version,Price\nb,2020-01-01,1,x\n")
-    assert ["'Price' stays int64" in note for note in mended.plan().notes] == [True]
+    assert ["'Price' stays bigint" in note for note in mended.plan().notes] == [True]
     appended = mended.append(host="local")
     assert appended is not None
-    assert ["'Price' stays int64" in warning for warning in appended.warnings] == [True]
+    assert ["'Price' stays bigint" in warning for warning in appended.warnings] == [True]
 
 
 @pytest.mark.parametrize("name", ["id", "Id"])

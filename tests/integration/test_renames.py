@@ -649,7 +649,7 @@ def test_command_lists_renames_and_drops(lake: Lake) -> None:
         True,
         2,
     )
-    assert done["result"]["columns"][4] == {"id": 5, "name": "w", "type": "int64", "role": None}
+    assert done["result"]["columns"][4] == {"id": 5, "name": "w", "type": "bigint", "role": None}
     assert columns(lake) == ["w", "name"]
     again = json.loads(run("rename", "v", "w", "--yes", "--json").stdout)
     assert (again["exit_code"], again["result"]["entry"]) == (0, 2), "it is so already"

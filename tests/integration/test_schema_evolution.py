@@ -169,9 +169,9 @@ def test_replay_tells_types_that_a_column_does_not_grow_to(tmp_path: Path, caplo
     result = lake.table.append(replay_quarantine=True)
     assert result is not None
     assert (result.entry.rows_appended, result.entry.quarantined) == (1, {"bad_type": 1})
-    assert ["'v' stays int64" in warning for warning in result.warnings] == [True]
+    assert ["'v' stays bigint" in warning for warning in result.warnings] == [True]
     assert lake.table.append(replay_quarantine=True) is None
-    assert "'v' stays int64" in caplog.text
+    assert "'v' stays bigint" in caplog.text
 
 
 def test_operation_in_another_case_deletes_also_when_it_is_replayed(tmp_path: Path) -> None:

@@ -268,8 +268,8 @@ def test_partition_is_the_name_of_its_folder(landing: Landing, type_: Any, value
     [
         ("1,2026-01-02,2026-03-01", "malformed", "3 fields, but the header has 5"),
         ("1,2026-01-02,2026-03-01,1,n,", "malformed", "6 fields, but the header has 5"),
-        ("x,2026-01-02,2026-03-01,1,n", "bad_type", "Column 'id': 'x' does not fit int64."),
-        ("1,2026-01-02,2026-03-01,8.705,n", "bad_type", "'8.705' does not fit decimal128(12, 2)"),
+        ("x,2026-01-02,2026-03-01,1,n", "bad_type", "Column 'id': 'x' does not fit bigint."),
+        ("1,2026-01-02,2026-03-01,8.705,n", "bad_type", "'8.705' does not fit decimal(12,2)"),
         ("1,2026-01-02,soon,1,n", "bad_type", "Column 'at': 'soon'"),
         (",2026-01-02,2026-03-01,1,n", "null_key", "Key column 'id' is null."),
         ('"",2026-01-02,2026-03-01,1,n', "null_key", "'id'"),
