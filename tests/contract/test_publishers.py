@@ -207,6 +207,7 @@ def test_columns_that_others_can_not_read_are_named_and_the_night_goes_on(tmp_pa
 LATER = [pytest.param(begins, marks=pytest.mark.long) for begins in ("with nothing", "with a reset")]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("begins", ["behind", *LATER])
 def test_fault_at_any_call_is_healed_by_the_next_publish(stage: Stage, other: Outsider, begins: str) -> None:
     def strike(number: int, fault: Fault) -> Lake:

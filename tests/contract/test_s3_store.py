@@ -236,6 +236,7 @@ def test_server_that_ignores_conditions_is_refused_before_anything_is_committed(
 # -- what is no answer, and what is a clear one
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
     "rule",

@@ -290,6 +290,7 @@ def test_what_was_received_before_a_failure_is_worked_on(queue: SqsQueue, reques
     assert len(queue.receive(8, HOLD)) == 1
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "body",
     [
@@ -339,6 +340,7 @@ def _drained(pickled: bytes) -> int:
     return sum(queue.ack(lease) for lease in drain(queue))
 
 
+@pytest.mark.few(1)
 def test_pickled_queue_is_the_same_queue_in_another_process(queue: SqsQueue) -> None:
     queue.send(messages(3))
     with get_context("spawn").Pool(1) as pool:
@@ -463,6 +465,7 @@ def test_answer_of_another_kind_says_what_to_do(
         assert "`sqs:GetQueueUrl`" in error.next
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("call", "action"),
     [

@@ -269,6 +269,7 @@ class Later(clock.Source):
         return super().now() + timedelta(hours=30)
 
 
+@pytest.mark.long
 def test_what_is_left_and_how_old_data_are_is_measured(appended: Lake, capsys: pytest.CaptureFixture[str]) -> None:
     invoke("reconcile", {})
     first = measured(capsys.readouterr().out)
@@ -286,6 +287,7 @@ def test_what_is_left_and_how_old_data_are_is_measured(appended: Lake, capsys: p
     assert found["DirtyPartitions"] == [0.0]
 
 
+@pytest.mark.long
 def test_failed_partitions_are_measured_until_they_are_mended(
     appended: Lake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,6 +549,7 @@ def test_messages_that_were_received_often_come_last_and_alone(appended: Lake) -
     assert found[last].body.failed.reason == worker.UNANSWERED
 
 
+@pytest.mark.long
 def test_partition_that_needs_more_memory_than_the_function_has_is_not_begun(
     appended: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -580,6 +583,7 @@ def test_who_merges_the_last_partition_publishes_whatever_the_queue_counts(appen
     assert queue.stats() == QueueStats(visible=0, leased=1, dead=0)
 
 
+@pytest.mark.long
 def test_damaged_partition_fails_no_call_that_merged_others(appended: Lake) -> None:
     deliver(appended)
     appended.land("2.jsonl", NIGHTS[1])
@@ -643,6 +647,7 @@ def test_reconcile_before_the_first_night_has_nothing_to_tell(lake: Lake) -> Non
 # -- reprocess
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("source", ["stored", "landing"])
 def test_reprocess_waits_for_the_workers_and_publishes(
     appended: Lake, source: str, monkeypatch: pytest.MonkeyPatch
@@ -668,6 +673,7 @@ def test_reprocess_waits_for_the_workers_and_publishes(
     appended.check()
 
 
+@pytest.mark.long
 def test_reprocess_whose_time_is_up_tells_what_is_left(appended: Lake) -> None:
     deliver(appended)
     event = {**file("reprocess", "event"), "table": "t", "to": "2020-01-03"}
