@@ -56,7 +56,7 @@ from lakeupsert.landing.partitions import UNPLACED, derived_columns, folder_name
 from lakeupsert.phrases import when
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.columns import find_brought_columns
-from lakeupsert.rows.convert import as_mask, convert, unreadable_moments
+from lakeupsert.rows.convert import READABLE_MOMENTS, as_mask, convert, unreadable_moments
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import NotFoundError, ObjectReader
 from lakeupsert.table.evolution import describe_separator
@@ -72,9 +72,6 @@ _KEY_ALONE = ' A delete that brings its key alone needs `key_scope = "table"`.'
 _DAY = 86_400_000_000
 _FRACTION = re.compile(r":\d\d\.(\d+)")
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
-_UNREADABLE = (
-    "is nothing that readers can show: dates are of the years 1 to 9999, times from 00:00:00 to below 24:00:00"
-)
 _QUARANTINED = pa.schema(
     [
         ("reason_code", pa.string()),
@@ -416,7 +413,9 @@ def _convert_columns(
             partition_unfit[name] = unfit | unreadable
         else:
             if name not in sources:
-                refusals.add_values("bad_type", unreadable, name, _UNREADABLE)
+                refusals.add_values(
+                    "bad_type", unreadable, name, f"is nothing that readers can show: {READABLE_MOMENTS}"
+                )
             refusals.add_values("bad_type", unfit, name, f"does not fit {type_name(type_)}", type_)
             grows = pa.types.is_nested(type_) or pa.types.is_decimal(type_)
             may_grow += [name] if grows and unfit.any() else []

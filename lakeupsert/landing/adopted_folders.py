@@ -57,7 +57,7 @@ def keep_folders(spec: TableSpec, folders: Iterable[str], where: str) -> Folders
     warnings: list[str] = []
     for column, texts in levels.items():
         names = {level: _name(spec, column, level, text, where) for level, text in texts.items()}
-        adopted |= _others(names, where)
+        adopted |= _others(names, texts, where)
         warnings += _warnings(spec, column, texts, names)
     if formats or adopted:
         kept = tuple(AdoptedFolder(name=name, folder=folder) for name, folder in sorted(adopted.items()))
@@ -81,7 +81,8 @@ def _name(spec: TableSpec, column: str, level: str, text: str, where: str) -> st
     unfit = ConfigurationError(
         "not-partitioned",
         f"Folder {level}: {text!r} is not a value of the partition column {column!r} ({type_}). Nothing was changed.",
-        next=f"give {column!r} the type string in {where}, or rename the folder",
+        next="rename the folder"
+        + ("" if pa.types.is_string(type_) else f", or give {column!r} the type string in {where}"),
     )
     if "\ufffd" in text:  # bytes that are no UTF-8: two such folders could have one value
         raise unfit
@@ -100,8 +101,8 @@ def _name(spec: TableSpec, column: str, level: str, text: str, where: str) -> st
     return name
 
 
-def _others(names: Mapping[str, str], where: str) -> dict[str, str]:
-    """The levels that have another name than their value, by that name."""
+def _others(names: Mapping[str, str], texts: Mapping[str, str], where: str) -> dict[str, str]:
+    """The levels that have another name than their value, by that name. Equal ``texts`` are one value of every type."""
     levels: dict[str, str] = {}
     for level, name in names.items():
         other = levels.setdefault(name, level)
@@ -110,8 +111,8 @@ def _others(names: Mapping[str, str], where: str) -> dict[str, str]:
             raise ConfigurationError(
                 "not-partitioned",
                 f"Folders {other} and {level} have one value, so rows of one key could be in both. Nothing was changed.",
-                next="move the files of one into the other, below all other partition columns; or, if the values differ as text, "
-                f"give {column!r} the type string in {where}",
+                next="move the files of one into the other, below all other partition columns"
+                + (f"; or give {column!r} the type string in {where}" if texts[level] != texts[other] else ""),
             )
     return {name: level for name, level in levels.items() if name != level}
 

@@ -15,7 +15,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.phrases import install
 from lakeupsert.read.query import lock
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.convert import convert, decode, to_json_values
+from lakeupsert.rows.convert import READABLE_MOMENTS, convert, decode, to_json_values, unreadable_moments
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -71,7 +71,7 @@ class Assignments:
         """The new value of each column for n rows that have all columns of the schema, in the column's type.
 
         Raises:
-            UnfitValueError: a value does not fit its column's type exactly.
+            UnfitValueError: a value does not fit its column's type exactly, or readers can't show it.
             ConfigurationError: DuckDB can't compute an expression, for example because of its types.
         """
         needed = [name for name in self._schema.names if name in self._needed]
@@ -91,10 +91,13 @@ class Assignments:
     def _fitted(self, name: str, values: pa.Array) -> pa.Array:
         type_ = self._schema.field(name).type
         fitted, unfit = convert(values, type_)
-        if unfit.any():
-            at = int(unfit.argmax())
+        unreadable = unreadable_moments(fitted)
+        if (refused := unfit | unreadable).any():
+            at = int(refused.argmax())
             value = to_json_values(decode(values.slice(at, 1)))[0]
-            raise UnfitValueError(name, value, str(values.type), str(type_), at)
+            unlike = f"does not fit {type_}, the type of {name!r}, exactly"
+            what = f"is nothing that readers can show: {READABLE_MOMENTS}" if unreadable[at] else unlike
+            raise UnfitValueError(f"{name} = {value} ({values.type}) {what}", at)
         return fitted
 
     def _checked(self, column: str, text: str) -> object:
@@ -176,12 +179,11 @@ def _functions() -> dict[str, list[tuple[str, str, str, list[str]]]]:
 
 
 class UnfitValueError(Exception):
-    """A new value does not fit its column exactly. ``at``: the number of its row."""
+    """A new value does not fit its column exactly, or is one that readers can't show. ``at``: the number of its row."""
 
-    def __init__(self, column: str, value: object, found: str, expected: str, at: int) -> None:
-        super().__init__(column, value)
-        self.at = at
-        self.text = f"{column} = {value} ({found}) does not fit {expected}, the type of {column!r}, exactly"
+    def __init__(self, text: str, at: int) -> None:
+        super().__init__(text)
+        self.text, self.at = text, at
 
 
 def _parts(tree: object) -> Iterator[dict[str, Iterable[str]]]:

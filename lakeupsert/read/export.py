@@ -21,7 +21,7 @@ from lakeupsert.phrases import no_folder
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.history import history_to_arrow
 from lakeupsert.read.view import View
-from lakeupsert.rows.convert import to_json_values, unreadable_moments
+from lakeupsert.rows.convert import READABLE_MOMENTS, to_json_values, unreadable_moments
 from lakeupsert.rows.datafiles import ROW_GROUP_BYTES
 from lakeupsert.storage import ObjectStore, UnknownOutcomeError, open_store
 from lakeupsert.storage.base import Sink
@@ -150,7 +150,7 @@ def _csv(reader: pa.RecordBatchReader, path: Path) -> int:
                     value = to_json_values(column.slice(row, 1))[0]
                     raise _unfit_for_csv(
                         f"Column {name!r} of row {rows + row + 1:,} is {value!r} as {column.type}, "
-                        "which has no text form: dates are of the years 1 to 9999, times from 00:00:00 to below 24:00:00."
+                        f"which has no text form: {READABLE_MOMENTS}."
                     )
             writer.write_batch(batch)
             rows += batch.num_rows

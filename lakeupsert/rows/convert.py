@@ -140,8 +140,11 @@ def texts_like(texts: Sequence[str], type_: pa.DataType) -> list[str | None]:
     return convert(values, pa.string())[0].to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
+READABLE_MOMENTS = "dates are of the years 1 to 9999, times from 00:00:00 to below 24:00:00"
+
+
 def unreadable_moments(array: pa.Array) -> Mask:
-    """Which values have, at any depth, a date or timestamp outside the years 1 to 9999, or a time that is not within one day.
+    """Which values have, at any depth, a date, time or timestamp that is not one of the `READABLE_MOMENTS`.
 
     Arrow and Parquet hold them, but Python, Spark, Trino and others can't read them, and then not the whole column.
     """

@@ -225,6 +225,20 @@ def test_what_cannot_be_adopted_is_refused_before_anything_is_written(
     assert not (tmp_path / "lake" / "_lakeupsert").exists()
 
 
+@pytest.mark.parametrize("has_statistics", [True, False])
+def test_files_with_values_that_readers_can_not_show_are_refused(tmp_path: Path, has_statistics: bool) -> None:
+    (tmp_path / "lake/day=2020-01-01").mkdir(parents=True)
+    rows = {"order_id": ["a", "b"], "record_timestamp": [1, 2]}
+    for days in ([0, 2**31 - 1], [0, None]):
+        written = pa.table({**rows, "x": pa.array(days, pa.date32())})
+        pq.write_table(written, tmp_path / "lake/day=2020-01-01/part-0.parquet", write_statistics=has_statistics)
+        if days[1] is not None:
+            with pytest.raises(LakeupsertError, match="'x'") as refused:
+                _table(tmp_path).adopt()
+            assert refused.value.code == "unreadable-files"
+    _table(tmp_path).adopt()
+
+
 def test_run_does_not_hide_a_folder_that_was_not_adopted(tmp_path: Path) -> None:
     _small(tmp_path)
     _small(tmp_path / "landing", folder=".")

@@ -196,6 +196,8 @@ def test_folders_that_are_refused_by_name(
         _table(tmp_path, columns, schema=schema).adopt()
     assert refused.value.code == "not-partitioned"
     assert all(name in refused.value.message.replace("%3D", "=") for name in named)
+    helps = folders[0] in ("p=1", "y=1/m=01", "p=True", "p=20240101", "p=yes")
+    assert ("the type string" in refused.value.next) == helps
     assert not (tmp_path / "lake/_lakeupsert").exists()
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -575,6 +576,44 @@ def change(table: Table, values: dict[str, str] | None, dry: bool) -> StatementR
     if values is None:
         return table.delete(where="k = 'a'", dry=dry)
     return table.update(values, where="k = 'a'", dry=dry)
+
+
+UNREADABLE: dict[pa.DataType, tuple[str, ...]] = {
+    pa.date32(): ("date '2020-01-01' + 3000000", "date 'infinity'", "date '-infinity'", "date '0001-01-01' - 1"),
+    pa.timestamp("us", "UTC"): ("timestamptz '2020-01-01 00:00:00+00' + interval 9000 years", "timestamptz 'infinity'"),
+    pa.timestamp("ms"): ("timestamp '2020-01-01' + interval 9000 years",),
+    pa.time64("us"): ("time '24:00:00'",),
+    pa.time32("s"): ("time '24:00:00'",),
+    pa.list_(pa.date32()): ("[date '2020-01-01', date 'infinity']",),
+    pa.struct({"t": pa.time64("us")}): ("{'t': time '24:00:00'}",),
+}
+
+
+@pytest.mark.parametrize("mode", ["rows", "columns"])
+def test_an_update_takes_no_value_that_readers_can_not_show(tmp_path: Path, mode: str) -> None:
+    table = opened(tmp_path, f'order_by = ["version"]\nmode = "{mode}"\n')
+    zeros = {
+        f"c{i}": pa.array(
+            [[0] if pa.types.is_list(type_) else {"t": 0} if pa.types.is_struct(type_) else 0, None], type_
+        )
+        for i, type_ in enumerate(UNREADABLE)
+    }
+    (tmp_path / "landing").mkdir()
+    usual = pa.table({"id": ["a", "b"], "day": ["2020-01-01"] * 2, "version": [1, 1], **zeros})
+    pq.write_table(usual, tmp_path / "landing/1.parquet")
+    table.run(host="local")
+    for i, (type_, expressions) in enumerate(UNREADABLE.items()):
+        for expression in expressions:
+            for dry in (True, False):
+                with pytest.raises(RefusedError) as refused:
+                    table.update({f"c{i}": f"case id when 'b' then {expression} end"}, where="version = 1", dry=dry)
+                assert refused.value.code == "unfit-new-value", (type_, expression)
+                assert f"Row id=b of day=2020-01-01: c{i} = " in refused.value.message
+    good = {"c0": "date '9999-12-31'", "c3": "time '23:59:59.999999'", "c5": "[date '0001-01-01']"}
+    table.update(good, where="id = 'a'", dry=False)
+    first, second = table.to_arrow(columns=["c0", "c3", "c5"]).read_all().to_pylist()
+    assert first == {"c0": date(9999, 12, 31), "c3": time(23, 59, 59, 999999), "c5": [date(1, 1, 1)]}
+    assert not any(second.values())
 
 
 def test_a_delete_wins_by_content(tmp_path: Path) -> None:

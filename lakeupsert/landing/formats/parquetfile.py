@@ -27,7 +27,7 @@ from lakeupsert.landing.formats.blocks import (
 )
 from lakeupsert.landing.formats.oldcalendar import OldCalendar, is_of_spark
 from lakeupsert.rows.arrays import Indices, Mask
-from lakeupsert.rows.convert import as_text, decode, unreadable_moments
+from lakeupsert.rows.convert import READABLE_MOMENTS, as_text, decode, unreadable_moments
 from lakeupsert.rows.leaves import Change, leaf_types, map_leaves, rows_with
 from lakeupsert.table.types import normalize
 
@@ -99,7 +99,7 @@ def why_not_in_place(source: pa.NativeFile, file: LandingInput, footer: pq.FileM
             for name in asked:
                 values = decode(batch.column(name))
                 if unreadable_moments(values).any():
-                    return f"Column {name!r} has dates or timestamps outside the years 1 to 9999, or times outside of one day."
+                    return f"Column {name!r} has values that readers can't show: {READABLE_MOMENTS}."
                 ours = map_leaves(values, map(_if_moments, changes[name], leaf_types(values.type)))
                 if not ours.equals(values):
                     return f"Column {name!r} has dates or timestamps in the calendar of Spark 2, which readers take for others."
@@ -114,7 +114,7 @@ def _if_moments(change: Change | None, type_: pa.DataType) -> Change | None:
 
 
 def _may_differ(footer: pq.FileMetaData, leaf: int, type_: pa.DataType, change: Change | None) -> bool:
-    """Whether moments in a leaf column may be old or unreadable. Without statistics only what is likely to be so is read."""
+    """Whether moments in a leaf column may be old or unreadable. Without statistics they may, but for INT96 of Spark."""
     if not pa.types.is_temporal(type_) or pa.types.is_duration(type_):
         return False
     if footer.schema.column(leaf).physical_type == "INT96":
@@ -123,7 +123,7 @@ def _may_differ(footer: pq.FileMetaData, leaf: int, type_: pa.DataType, change: 
     for group in map(footer.row_group, range(footer.num_row_groups)):
         found = group.column(leaf).statistics
         if found is None or not found.has_min_max:
-            if change is not None and not (found and found.null_count == group.num_rows):
+            if not (found and found.null_count == group.num_rows):
                 return True
             continue
         bounds = pa.array([found.min_raw, found.max_raw], pa.int32() if stored.bit_width == 32 else pa.int64()).view(
