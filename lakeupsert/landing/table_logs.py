@@ -63,6 +63,24 @@ def log_above(address: str) -> TableLog | None:
     return None
 
 
+def likely_log_above(address: str) -> TableLog | None:
+    """As `log_above`, but in a bucket by at most one LIST: of Iceberg's log above `data`, of Delta's above a partition."""
+    if not can_commit(address) or isinstance(open_store(address), LocalStore):
+        return log_above(address)
+    url = urlsplit(address)
+    parts = url.path.rstrip("/").split("/")
+    at = next((i for i, part in enumerate(parts) if part == "data" or "=" in part), 0)
+    if not at:
+        return None
+    with suppress(LakeupsertError, OSError):
+        store = open_store(urlunsplit(url._replace(path="/".join(parts[:at]))))
+        found = find_log(
+            o.name for o in store.list(_LOGS["Iceberg" if parts[at] == "data" else "Delta"][0], limit=1000)
+        )
+        return found and TableLog(found.format, store.uri(found.place.rstrip("/")))
+    return None
+
+
 def _parents(address: str) -> Iterator[str]:
     """The folders above an address, up to the root or the bucket."""
     store = open_store(address)

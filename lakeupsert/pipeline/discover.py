@@ -17,7 +17,7 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import content_hash
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
-from lakeupsert.landing.table_logs import TableLog, log_of
+from lakeupsert.landing.table_logs import TableLog, likely_log_above, log_of
 from lakeupsert.phrases import count, duration, no_folder
 from lakeupsert.pipeline.landing_dates import Skipped, arrival_order, describe_skipped, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
@@ -342,6 +342,7 @@ def _list_landing(
             continue
         elif not any(found.is_same(k.size, k.etag) for k in known.get(found.name, ())):
             files.append(found)
+    log = log or likely_log_above(table.settings.landing)
     return _Listing(tuple(files), describe_skipped(pattern, format_, undated, listed, folders), by_size, log)
 
 

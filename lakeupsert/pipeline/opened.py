@@ -17,7 +17,7 @@ from lakeupsert import clock, tracing
 from lakeupsert.config import Reading, TableSettings, is_remote, of_table
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, Standing
 from lakeupsert.events import Event, Sink
-from lakeupsert.landing.table_logs import TableLog, log_in
+from lakeupsert.landing.table_logs import TableLog, likely_log_above, log_in
 from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.publishers import hides_vectors
@@ -121,9 +121,9 @@ class OpenTable:
 
     @cached_property
     def landing_log(self) -> TableLog | None:
-        """The log of a table of another format directly in the landing zone; None also if the zone can't be listed."""
+        """The log of a table of another format in the landing zone or above it; None also if the zone can't be listed."""
         with suppress(LakeupsertError, OSError):
-            return log_in(self.landing)
+            return log_in(self.landing) or likely_log_above(self.settings.landing)
         return None
 
     @cached_property

@@ -12,7 +12,7 @@ import pytest
 from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.landing.table_logs import log_above, log_of
+from lakeupsert.landing.table_logs import likely_log_above, log_above, log_of
 from lakeupsert.operations.propose import propose
 from lakeupsert.storage import open_store
 from lakeupsert.testing import servers
@@ -85,6 +85,19 @@ def test_a_landing_zone_that_is_one_is_warned_of_everywhere(tmp_path: Path, form
     assert missing == (["init"] if format_ == "lakeupsert" else [])
 
 
+@pytest.mark.parametrize("format_", LOGS)
+def test_a_landing_zone_within_one_is_warned_of(tmp_path: Path, format_: str) -> None:
+    landing = tmp_path / "t/data"
+    landing.mkdir(parents=True)
+    _log(tmp_path / "t", LOGS[format_])
+    pq.write_table(pa.table({"id": ["a"], "version": [1], "day": ["2020-01-01"]}), landing / "part-0.parquet")
+    table = _table(landing=landing, processed=tmp_path / "lake")
+    ran = table.run(host="local")
+    assert ran.append is not None
+    for warnings in (ran.append.warnings, table.status().warnings):
+        assert [w for w in warnings if f"{format_} table" in w]
+
+
 def test_init_of_a_folder_within_one(tmp_path: Path) -> None:
     _lay(tmp_path / "t/data")
     _log(tmp_path / "t", LOGS["Iceberg"])
@@ -118,3 +131,7 @@ def test_a_part_of_a_table_in_a_bucket(moto: servers.Server, new_place: Callable
         assert found is not None
         assert found.place == f"{place}/orders/_delta_log"
     assert log_above(f"{place}/other/a") is None
+    open_store(f"{place}/lines").create("metadata/v1.metadata.json", b"{}")
+    for address in (f"{place}/orders/day=2020-01-01", f"{place}/lines/data/day=2020-01-01"):
+        assert likely_log_above(address) == log_above(address)
+    assert likely_log_above(f"{place}/other/data") is None
