@@ -204,7 +204,6 @@ def test_run_says_which_role_of_azures_queues_is_missing(azure_cloud: Cloud, met
     azure_cloud.check_the_next_run()
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("of", "rule", "code", "error"),
     [
