@@ -40,7 +40,15 @@ from lakeupsert.landing.formats.folders import add_folder_columns, folder_values
 from lakeupsert.landing.formats.jsonarray import array_begin, cut_off
 from lakeupsert.landing.formats.only import names_in_files, own_rows
 from lakeupsert.landing.formats.records import ChooseDialect
-from lakeupsert.landing.formats.unpacked import ReadAhead, is_plain, is_utf16, open_text, without_compression
+from lakeupsert.landing.formats.unpacked import (
+    ReadAhead,
+    compression_of,
+    is_plain,
+    is_utf16,
+    open_text,
+    several_members,
+    without_compression,
+)
 from lakeupsert.landing.partitions import derived_columns, partition_names, partition_sources
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.storage import DamagedObjectError, NotFoundError, ObjectInfo, ObjectReader, open_listed
@@ -185,13 +193,9 @@ def survey(
 
 def kind_of(file: LandingInput, reading: Reading) -> str:
     """The file's format. Raises UnreadableFileError if its name has no known ending, or the format does not fit `envelope`."""
-    if file.path.lower().endswith(".zip"):
-        raise UnreadableFileError(
-            file.path,
-            "It is a zip archive, which may hold several files. Unpack it, compress each file by itself (.gz, .zst), or make the "
-            f'archive a landing zone of its own: `landing = "zip://::/path/{file.path.rpartition("/")[2]}"`.',
-        )
     kind = format_of(file.path, reading.format)
+    if kind is None and compression_of(file.path) == "zip":
+        raise UnreadableFileError(file.path, several_members(file.path))
     if kind is None:
         endings = f"{', '.join(_ENDINGS)} (text may be compressed, for example .csv.gz)"
         raise UnreadableFileError(file.path, f"`format` is auto, and its name does not end in one of {endings}.")

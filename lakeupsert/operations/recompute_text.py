@@ -14,9 +14,10 @@ import io
 import json
 import lzma
 import re
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 from msgspec.structs import asdict, replace
@@ -91,6 +92,11 @@ def _dialect(lines: "_Lines", reading: Reading) -> Reading:
     return max(given, key=lambda one: len(next(_csv_reader(iter([lines.peek()]), one), [])))
 
 
+def _open_zip(path: str, _: str) -> IO[bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return archive.open(archive.filelist[0])  # it keeps the archive open
+
+
 def _decoded_lines(path: str, name: str, reading: Reading, kind: str) -> Iterator[str]:
     """The lines of a file. Bytes that can't be decoded must not stop the reader: it skips their rows, which were refused."""
     compression = compression_of(name)
@@ -99,6 +105,7 @@ def _decoded_lines(path: str, name: str, reading: Reading, kind: str) -> Iterato
         "gzip": gzip.open,
         "bz2": bz2.open,
         "xz": lzma.open,
+        "zip": _open_zip,
     }  # without a common type
     opened = by_python[compression](path, "rb") if compression in by_python else pa.input_stream(path, compression)
     newline = "\n" if kind == "jsonl" else ""

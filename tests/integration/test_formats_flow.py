@@ -8,6 +8,7 @@ import json
 import lzma
 import re
 import shutil
+import zipfile
 from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from pathlib import Path
@@ -34,6 +35,13 @@ LARGE = 1 << 40
 COLUMNS = ("k", "l", "d", "ts", "v", "op")
 
 Rows = Sequence[dict[str, Any]]
+
+
+def zipped(data: bytes) -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.csv", data)
+    return sink.getvalue()
 
 
 def delimited(rows: Rows, separator: str, header: bool, null: str = "") -> str:
@@ -162,6 +170,7 @@ FORMATS: dict[str, tuple[str, Reading, dict[str, Any], Write]] = {
     "marked": ("x.jsonl", Reading(), {}, lambda rows: json_lines(rows).encode("utf-8-sig")),
     "gz": ("x.csv.gz", Reading(), {}, lambda rows: gzip.compress(delimited(rows, ",", True).encode())),
     "bz2": ("x.jsonl.bz2", Reading(), {}, lambda rows: bz2.compress(json_lines(rows).encode())),
+    "zip": ("x.csv.zip", Reading(), {}, lambda rows: zipped(delimited(rows, ",", True).encode())),
     "xz": ("x.csv.xz", Reading(encoding="utf-16"), {}, lambda rows: lzma.compress(delimited(rows, ",", True).encode("utf-16"))),
     "zst": ("x.jsonl.zst", Reading(), {}, lambda rows: zstd(json_lines(rows).encode())),
     "avro": ("x.avro", Reading(), {}, avro),

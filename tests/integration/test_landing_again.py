@@ -103,12 +103,14 @@ def test_markers_of_folders_are_no_landing_files(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("format_", ["auto", "csv"])
-def test_zip_is_set_aside_with_the_way_to_read_it(folder: Path, format_: str) -> None:
+def test_zip_of_several_files_is_set_aside_with_the_way_to_read_it(folder: Path, format_: str) -> None:
     lake = Lake(folder, format=format_, landing=str(folder / "landing"))
     header, line = "k,l,d,ts,v,op", "a,0,2020-01-01,2020-01-01T00:00:01,1,U"
     (folder / "landing/a.csv").write_text(f"{header}\n{line}\n")
     with zipfile.ZipFile(folder / "landing/sales.zip", "w") as archive:
         archive.writestr("b.csv", f"{header}\n{line.replace('a', 'b', 1)}\n")
+        if format_ == "csv":
+            archive.writestr("c.csv", f"{header}\n{line.replace('a', 'c', 1)}\n")
     done = lake.table.run(host="local", workers=1)
     assert done.append is not None
     assert done.append.entry.quarantined == {"unreadable_file": 1}
@@ -116,4 +118,4 @@ def test_zip_is_set_aside_with_the_way_to_read_it(folder: Path, format_: str) ->
     inside = Lake(folder / "other", format="csv", landing=f"zip://::{folder}/landing/sales.zip")
     table = Table("t", inside.settings)
     table.run(host="local", workers=1)
-    assert table.to_arrow().read_all()["k"].to_pylist() == ["b"]
+    assert table.to_arrow().read_all()["k"].to_pylist() == (["b", "c"] if format_ == "csv" else ["b"])

@@ -11,6 +11,7 @@ import json
 import lzma
 import tracemalloc
 import uuid
+import zipfile
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -303,8 +304,22 @@ def _through_arrow(data: bytes, codec: str) -> bytes:
     return bytes(packed)
 
 
+class _Pipe(io.BytesIO):
+    def tell(self) -> int:
+        raise OSError("a pipe has no places")
+
+
+def zipped(data: bytes, *others: bytes, method: int = zipfile.ZIP_DEFLATED, streamed: bool = False) -> bytes:
+    """An archive with a member for each; ``streamed``: sizes are behind the members, as in what a pipe gets."""
+    sink = _Pipe() if streamed else io.BytesIO()
+    with zipfile.ZipFile(sink, "w", method) as archive:
+        for i, member in enumerate((data, *others)):
+            archive.writestr(f"{i}.csv", member)
+    return sink.getvalue()
+
+
 PACK: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd, ".lz4": lz4,
+    ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd, ".lz4": lz4, ".zip": zipped,
 }  # fmt: skip
 each_compression = pytest.mark.parametrize("ending", PACK)
 
@@ -315,7 +330,8 @@ def test_compressed_text_is_read_at_the_places_of_the_text(landing: Landing, end
     text = PLAIN.encode() + b"c,2026-01-02\n"
     plain = landing.read(landing.put("a.csv", text), spec_of())
     packed = PACK[ending](text)
-    for content in (packed, PACK[ending](text[:20]) + PACK[ending](text[20:])):
+    parts = PACK[ending](text[:20]) + PACK[ending](text[20:])
+    for content in (packed, zipped(text, streamed=True) if ending == ".zip" else parts):
         file = landing.put(f"a.CSV{ending}", content)
         sha256 = hashlib.sha256()
         accepted, quarantined = landing.read(file, spec_of(), sha256)
@@ -323,6 +339,32 @@ def test_compressed_text_is_read_at_the_places_of_the_text(landing: Landing, end
         assert [{**q, "file": "a.csv"} for q in quarantined] == plain[1]
         assert sha256.hexdigest() == hashlib.sha256(content).hexdigest()
     assert landing.columns(file) == landing.columns(landing.put("a.csv", text))
+
+
+def test_zip_is_read_if_it_has_one_file(landing: Landing) -> None:
+    text = PLAIN.encode()
+    expected = landing.read(landing.put("a.csv", text), spec_of())[0]
+    for content in (zipped(text, method=zipfile.ZIP_STORED), zipped(text, streamed=True), zipped(text)):
+        assert landing.read(landing.put("a.csv.zip", content), spec_of())[0] == expected
+    empty = landing.put("a.csv.zip", zipped(b"", method=zipfile.ZIP_STORED))
+    assert landing.columns(empty) == landing.columns(landing.put("a.csv", b""))
+    whole = zipped(text)
+    wrong = {
+        "several files": (
+            zipped(text, text),
+            zipped(text, text, streamed=True),
+            zipped(b"", text, method=zipfile.ZIP_STORED),
+        ),
+        "no member": (zipped(b"")[-22:],),
+        "encrypted": (whole[:6] + b"\x01" + whole[7:],),
+        "method 12": (zipped(text, method=zipfile.ZIP_BZIP2),),
+        "checksum": (zipped(text, method=zipfile.ZIP_STORED).replace(b"2026", b"2027", 1),),
+        "Truncated": (whole[:20], whole[:60], whole[: whole.index(b"PK\x01\x02")]),
+        "no zip archive": (text * 3,),
+    }
+    for reason, contents in wrong.items():
+        for content in contents:
+            assert reason in landing.unreadable(landing.put("a.csv.zip", content))
 
 
 @pytest.mark.few(12)
@@ -345,7 +387,7 @@ def test_json_lines_that_name_a_column_late_are_read_again(landing: Landing, end
 def test_damaged_archive_is_unreadable(landing: Landing, ending: str) -> None:
     text = b"".join(b"%d,2026-01-02,1,%s\n" % (i, hashlib.sha256(b"%d" % i).hexdigest().encode()) for i in range(500))
     packed = PACK[ending](b"id,day,at,note\n" + text)
-    kind = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".lz4": "lz4"}[ending]
+    kind = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".lz4": "lz4", ".zip": "zip"}[ending]
     for content in (packed[: len(packed) // 2], packed[:-1], packed + b"something else", b"not compressed at all"):
         reason = landing.unreadable(landing.put(f"a.csv{ending}", content))
         assert reason.startswith(f"Not readable as {kind} ({len(content)} bytes): ")

@@ -6,6 +6,8 @@ place in a text file is a byte of this text.
 
 import codecs
 import lzma
+import struct
+import zlib
 from typing import Protocol
 
 import pyarrow as pa
@@ -13,7 +15,7 @@ import pyarrow as pa
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import LandingInput, Source, UnreadableFileError, unreadable_if_damaged
 
-_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".lz4": "lz4"}
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".lz4": "lz4", ".zip": "zip"}
 _READ_BYTES = 1 << 16
 _STEP_BYTES = 1 << 13  # read by a decompressor at once: an estimate counts them all as rows
 UNDECODABLE = "lakeupsert"
@@ -65,7 +67,7 @@ class ReadAhead:
 
 
 def compression_of(path: str) -> str | None:
-    """gzip, bz2, xz, zstd or lz4, by the ending of the name."""
+    """gzip, bz2, xz, zstd, lz4 or zip, by the ending of the name."""
     return _COMPRESSIONS.get(_ending(path))
 
 
@@ -132,15 +134,22 @@ class _DecompressedText:
         self._begin()
 
     def _begin(self) -> None:
-        xz = self._compression == "xz"  # which Arrow does not have
-        stream = (
-            _Xz(self._source) if xz else pa.CompressedInputStream(_UnclosableSource(self._source), self._compression)
-        )
-        self._stream: _Stream = stream
+        self._stream: _Stream
+        if self._compression == "zip":
+            self._stream = _Zip(self._source)
+        elif self._compression == "xz":  # Arrow has neither
+            self._stream = _Xz(self._source)
+        else:
+            self._stream = pa.CompressedInputStream(_UnclosableSource(self._source), self._compression)
 
     def read(self, size: int) -> bytes:
-        with unreadable_if_damaged(self._file, self._compression, EOFError, lzma.LZMAError):
-            return self._stream.read(size)
+        try:
+            with unreadable_if_damaged(self._file, self._compression, EOFError, lzma.LZMAError, zlib.error, _ZipError):
+                return self._stream.read(size)
+        except UnreadableFileError as e:
+            if type(e.__cause__) is _SeveralMembersError:
+                raise UnreadableFileError(self._file.path, several_members(self._file.path)) from e
+            raise
 
     def seek(self, place: int) -> None:
         self._source.seek(place)
@@ -182,6 +191,115 @@ class _Xz:
                     raise EOFError("Truncated compressed stream")
             if text := self._one.decompress(given, size):
                 return text
+
+
+class _ZipError(Exception):
+    """An archive that can't be read from its beginning."""
+
+
+class _SeveralMembersError(_ZipError):
+    pass
+
+
+class _Member(Protocol):
+    """What zlib's decompressor has."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unconsumed_tail(self) -> bytes: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+class _Stored:
+    """As zlib's decompressor, of bytes that are not compressed."""
+
+    def __init__(self, size: int) -> None:
+        self.unconsumed_tail = b""
+        self._left, self.unused_data, self.eof = size, b"", not size
+
+    def decompress(self, data: bytes, size: int) -> bytes:
+        text, rest = data[: min(size, self._left)], data[min(size, self._left) :]
+        self._left -= len(text)
+        self.eof = not self._left
+        self.unused_data, self.unconsumed_tail = (rest, b"") if self.eof else (b"", rest)
+        return text
+
+
+class _Zip:
+    """Decompresses the only member of a zip archive. `zipfile` starts at the end of an archive; this starts at its beginning, so
+    a file is read and hashed once."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._crc = 0
+        self._member: _Member | None = None
+        self._is_checked = False
+
+    def read(self, size: int) -> bytes:
+        member = self._member = self._member or self._begin()
+        text = b""
+        while not text and not member.eof:
+            given = member.unconsumed_tail or self._source.read(_STEP_BYTES)
+            if not given:
+                raise EOFError("Truncated archive")
+            text = member.decompress(given, size)
+            self._crc = zlib.crc32(text, self._crc)
+        if member.eof and not self._is_checked:
+            self._is_checked = True
+            self._check_end(member.unused_data)
+        return text
+
+    def _begin(self) -> "_Member":
+        head = self._exactly(4)
+        if head != b"PK\x03\x04":
+            raise _ZipError("it has no member" if head == b"PK\x05\x06" else "it is no zip archive")
+        _, self._flags, method, _, _, _, size, _, *lengths = struct.unpack("<5H3I2H", self._exactly(26))
+        self._exactly(sum(lengths))
+        if self._flags & 1:
+            raise _ZipError("its member is encrypted")
+        if method == 8:
+            return zlib.decompressobj(-15)
+        if method or self._flags & 8 or size == 0xFFFFFFFF:
+            raise _ZipError(f"its member is compressed by method {method}, or has no size; deflate can be read")
+        return _Stored(size)
+
+    def _exactly(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            if not (more := self._source.read(size - len(found))):
+                raise EOFError("Truncated archive")
+            found += more
+        return found
+
+    def _check_end(self, rest: bytes) -> None:
+        """Behind the member are its sizes, if its header lacks them, and the directory, whose first entry has its checksum."""
+        while more := self._source.read(_READ_BYTES):
+            rest = (rest + more)[: 2 * _READ_BYTES]  # a comment has fewer bytes
+        places = (0, 12, 16, 20, 24) if self._flags & 8 else (0,)
+        place = next((at for at in places if rest[at : at + 4] in (b"PK\x01\x02", b"PK\x03\x04")), len(rest))
+        if rest[place : place + 4] == b"PK\x03\x04":
+            raise _SeveralMembersError
+        entry, end = rest[place : place + 46], place + 46
+        end += sum(struct.unpack("<3H", entry[28:34])) if len(entry) == 46 else 0
+        ending = rest[end : end + 22]
+        is_whole = ending[:4] == b"PK\x06\x06" or (
+            len(ending) == 22 and len(rest) == end + 22 + int.from_bytes(ending[20:], "little")
+        )
+        if not is_whole:
+            raise EOFError("Truncated archive")
+        if entry[16:20] != self._crc.to_bytes(4, "little"):
+            raise _ZipError("its member has another checksum than its directory says")
+
+
+def several_members(path: str) -> str:
+    """Why an archive is unreadable that may hold several files."""
+    return (
+        "It is a zip archive, which may hold several files. Unpack it, compress each file by itself (.csv.zip, .gz, .zst), or "
+        f'make the archive a landing zone of its own: `landing = "zip://::/path/{path.rpartition("/")[2]}"`.'
+    )
 
 
 class _DecodedText:
