@@ -211,10 +211,12 @@ def _attempt(
     except ConfigurationError:
         table.discard(files)
         raise
-    origins = all_origins(r.origins for r in reports if isinstance(r, FileRead))
+    places = {file.path: place for place, file in enumerate(ground.inputs)}
+    read = sorted((r for r in reports if isinstance(r, FileRead)), key=lambda r: places[r.path])
+    origins = all_origins(r.origins for r in read)
     try:
         refuse_truncate(table, ground, reports)
-        refuse_new_versions(table, ground, origins, is_full=request.full == "table")
+        refuse_new_versions(table, ground, origins, request)
         refuse_misplaced(table, plan.job.spec, reports)
         entry = _entry(table, ground, plan, reports, chosen)
         refuse_above_limit(table, ground, entry, examples_of(reports))

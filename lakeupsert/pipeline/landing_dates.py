@@ -11,11 +11,12 @@ from lakeupsert.landing.files import format_of
 _PARTS = re.compile(
     r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"  # a UUID
     # A time of day or of an epoch with a fraction. 1.9 and 2024.9.30 are versions and dates, whose parts count.
-    r"|(?<![0-9A-Za-z])(?:(?:[0-9]*T|(?<=[_ ]))[0-9]{2}[-:]?[0-9]{2}[-:]?[0-9]{2}|[0-9]{14}|[0-9]{10})\.[0-9]+(?!\.?[0-9])"
+    r"|(?<![0-9A-Za-z])(?:(?:[0-9]*T|(?<=[_ ])|(?<=[0-9]-))[0-9]{2}[-:]?[0-9]{2}[-:]?[0-9]{2}|[A-Za-z]*(?:[0-9]{14}|[0-9]{10}))"
+    r"\.[0-9]+(?!\.?[0-9])"
     r"|(?P<word>[0-9A-Za-z]+)"
 )
-_ID = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])(?:.{20,}|[0-9A-HJKMNP-TV-Z]{13})")
-"""An identifier of letters and digits that sorts as text: ULID, KSUID, xid, ObjectId, and TSID, which has 13 characters."""
+_ID = re.compile(r"(?=(?:[0-9]+[A-Za-z]+){2}|(?:[A-Za-z]+[0-9]+){2})(?:.{20,}|[0-9A-HJKMNP-TV-Z]{13})")
+"""An identifier of mixed letters and digits that sorts as text: ULID, KSUID, xid, ObjectId, and TSID, which has 13 characters."""
 _NUMBER = re.compile("[0-9]+")
 _LONGEST_NUMBER = 64
 """Digits of the longest number that is compared as one: as long as a hash."""

@@ -13,7 +13,7 @@ from lakeupsert.errors import RefusedError
 from lakeupsert.landing.formats.envelopes import NEW_TABLE
 from lakeupsert.landing.origins import UNKNOWN_VERSION, Origins
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.discover import Ground
+from lakeupsert.pipeline.discover import Ground, Request
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.ledger import LedgerEntry, active_batches
 
@@ -58,37 +58,40 @@ def refuse_truncate(table: OpenTable, ground: Ground, reports: Iterable[Report])
     raise truncated(table, refused[0].examples["truncate"], f" The batch has {count(times, 'truncate')}.", first)
 
 
-def refuse_new_versions(table: OpenTable, ground: Ground, origins: Origins, *, is_full: bool) -> None:
-    """Raise RefusedError if ACTIVATE_VERSION of Singer would remove rows, in the batch or stored: those of lower versions. Or if
-    AWS DMS dropped or truncated the source table.
+def refuse_new_versions(table: OpenTable, ground: Ground, origins: Origins, request: Request) -> None:
+    """Raise RefusedError if a message removes rows, in the batch or stored: ACTIVATE_VERSION of Singer those of lower versions, a
+    control record of AWS DMS all before it.
 
-    ``is_full``: the batch is a full extract of the table, after which no stored row counts that it lacks.
+    After a full extract of the table no stored row counts that it lacks. If other batches have rows of the version, it may lack
+    these, so it needs `may_shrink`.
     """
-    counted = [] if is_full or not origins.begun else _entries_since_full(table, ground)
+    counted = _entries_since_full(table, ground) if origins.begun else []
+    full = f"`lakeupsert run --full table --table {shlex.quote(table.name)}`"
     for stream, version in origins.begun.items():
         here = origins.versions.get(stream, version)
         stored = min((_lowest_version(entry, stream, version) for entry in counted), default=version)
-        lowest = min(here, stored)
-        if lowest >= version:
+        is_split = any(entry.versions and entry.versions.get(stream, UNKNOWN_VERSION) >= version for entry in counted)
+        is_taken = (request.may_shrink or not is_split) if request.full == "table" else stored >= version
+        if here >= version and is_taken:
             continue
+        what, whole = f"begins version {version} (ACTIVATE_VERSION)", f"all rows of version {version}"
         if version == NEW_TABLE:
-            raise RefusedError(
-                "truncated-source",
-                f"Table {table.name!r}: a control record of AWS DMS drops or truncates the source table {stream!r}, so the rows "
-                "of earlier batches are gone there. lakeupsert does not remove them. Nothing was committed.",
-                next="if the landing files have all rows that the source has since, run `lakeupsert run --full table --table "
-                f"{shlex.quote(table.name)}`; else land them first",
-            )
-        known = lowest if lowest > UNKNOWN_VERSION else "(unknown)"
-        where, step = "table", f"run `lakeupsert run --full table --table {shlex.quote(table.name)}`"
+            what, whole = "was dropped or truncated (control record of AWS DMS)", "all rows since"
         if here < version:
-            where, step = "batch", "land them without rows of older versions, and run again"
+            found, step = "This batch has rows from before", "land its files without rows from before, and run again"
+        elif is_split:
+            found = "Earlier batches have some of its rows, which a full extract without them would delete"
+            step = f"land {whole} in new files, also those that were landed before, and run {full[:-1]} --may-shrink`"
+        else:
+            found, step = (
+                "The table has rows from before",
+                f"if the new landing files have {whole}, run {full}; else land them first",
+            )
         raise RefusedError(
             "truncated-source",
-            f"Table {table.name!r}: stream {stream!r} begins version {version} (ACTIVATE_VERSION), so its rows of earlier "
-            f"versions are gone. The {where} has rows of version {known}, and lakeupsert "
-            "does not remove them. Nothing was committed.",
-            next=f"if the landing files have all rows of version {version}, {step}; else land the whole version first",
+            f"Table {table.name!r}: {stream!r} {what}, so at the source its rows from before are gone. {found}. lakeupsert does "
+            "not remove rows by such a message. Nothing was committed.",
+            next=step,
         )
 
 

@@ -319,6 +319,41 @@ def test_a_table_that_dms_drops_refuses_its_batch_if_rows_came_before(tmp_path: 
     assert [row["id"] for row in stored(table)] == [2, 3]
 
 
+@pytest.mark.parametrize("full", [None, "table"])
+@pytest.mark.parametrize("files", [1, 2])
+def test_rows_before_a_dropped_table_of_dms_refuse_their_batch(tmp_path: Path, files: int, full: Any) -> None:
+    table = configure(tmp_path, "dms", SETTINGS)
+    messages = [load(1), control("drop-table"), load(2)]
+    for number in range(files):
+        land(tmp_path / f"landing/{number}.jsonl", messages if files == 1 else messages[number : number + 2])
+    with pytest.raises(RefusedError) as e:
+        table.run(full=full)
+    assert e.value.code == "truncated-source"
+    for path in (tmp_path / "landing").iterdir():
+        path.unlink()
+    land(tmp_path / "landing/3.jsonl", messages[1:])
+    table.run(full=full)
+    assert [row["id"] for row in stored(table)] == [2]
+
+
+def test_a_full_extract_deletes_no_row_of_its_version(tmp_path: Path) -> None:
+    """The copy of version 2 was still running when a batch took its first file."""
+    table = configure(tmp_path, "singer", SETTINGS)
+    batches = [[activate(1), *(record(one, 1) for one in range(1, 11))], [record(one, 2) for one in (1, 2, 3)]]
+    for number, batch in enumerate(batches):
+        land(tmp_path / f"landing/{number}.jsonl", batch)
+        table.run()
+    last = [*(record(one, 2) for one in (4, 6, 7, 8, 9, 10)), activate(2)]
+    land(tmp_path / "landing/2.jsonl", last)
+    for full in (None, "table"):
+        with pytest.raises(RefusedError) as e:
+            table.run(full=full)
+        assert e.value.code == "truncated-source"
+    land(tmp_path / "landing/2.jsonl", [*batches[1], *last])
+    table.run(full="table", may_shrink=True)
+    assert [row["id"] for row in stored(table)] == [1, 2, 3, 4, 6, 7, 8, 9, 10]
+
+
 def test_a_new_version_of_another_table_is_not_this_ones(tmp_path: Path) -> None:
     table = configure(tmp_path, "singer", SETTINGS, 'only = { __stream = "orders" }\n')
     land(tmp_path / "landing/1.jsonl", [*SINGER, activate(2, "customers")])

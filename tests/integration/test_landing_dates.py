@@ -236,6 +236,8 @@ def test_pattern_of_folders(folders: list[str], expected: tuple[str, ...]) -> No
         ("", ["20240131.2.csv", "20240131.10.csv"]),
         ("", ["2024-01-31.2.csv", "2024-01-31.10.csv"]),
         ("", ["part2of10.csv", "part10of10.csv"]),
+        ("", ["customertransactions9.csv", "customertransactions10.csv"]),
+        ("", ["customertransactions9of10.csv", "customertransactions10of10.csv"]),
         ("", ["2024w9", "2024w10"]),
         ("", ["20240101T9", "20240101T10", "20240131_9h30", "20240131_9h31", "20240131_10h05"]),
         # names that sort as text by design: UUIDs, identifiers, fractions of seconds
@@ -245,6 +247,8 @@ def test_pattern_of_folders(folders: list[str], expected: tuple[str, ...]) -> No
         ("", ["2024-07-01T10:00:05.123456Z.csv", "2024-07-01T10:00:05.124Z.csv"]),
         ("", ["a-1720000000.25.csv", "a-1720000000.5.csv"]),
         ("", ["x_100005.123456.csv", "x_100005.124.csv"]),
+        ("", ["2024-01-01-10-00-05.25.csv", "2024-01-01-10-00-05.5.csv"]),
+        ("", ["f1704067200.25.csv", "f1704067200.5.csv"]),
         ("", ["20240701100005.123456.csv", "20240701100005.124.csv"]),
         ("", ["0ARYKAZ3R4YDJ", "0ARYKB12R4YDJ"]),  # TSID
         ("", ["65a1f0000000000000000001", "65a1f10000000000000000a2"]),  # ObjectId

@@ -31,7 +31,15 @@ def folders_of(path: str) -> Iterator[tuple[str, str]]:
     for folder in path.split("/")[:-1]:
         name, sign, value = folder.partition("=")
         if sign and name:
-            yield unquote(name), unquote(value)
+            yield _unescaped(name), _unescaped(value)
+
+
+def _unescaped(text: str) -> str:
+    """A name or value as the folder means it; as it is written if its escapes are no UTF-8, so that `%FE` and `%FF` are two."""
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        return text
 
 
 def folder_values(path: str, reading: Reading) -> FolderValues:
