@@ -15,7 +15,10 @@ _PARTS = re.compile(
     r"\.[0-9]+(?!\.?[0-9])"
     r"|(?P<word>[0-9A-Za-z]+)"
 )
-_ID = re.compile(r"(?=(?:[0-9]+[A-Za-z]+){2}|(?:[A-Za-z]+[0-9]+){2})(?:.{20,}|[0-9A-HJKMNP-TV-Z]{13})")
+_ID = re.compile(
+    r"(?=(?:[0-9]+[A-Za-z]+){3}|(?:[A-Za-z]+[0-9]+){3}).{20,}"
+    r"|(?=.*[0-9])(?=.*[A-Za-z])(?:[0-9a-f]{24}|[0-9a-f]{32}|[0-9A-HJKMNP-TV-Z]{13})"
+)
 """An identifier of mixed letters and digits that sorts as text: ULID, KSUID, xid, ObjectId, and TSID, which has 13 characters."""
 _NUMBER = re.compile("[0-9]+")
 _LONGEST_NUMBER = 64
