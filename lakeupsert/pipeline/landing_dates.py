@@ -17,7 +17,8 @@ _PARTS = re.compile(
 )
 _ID = re.compile(
     r"(?=(?:[0-9]+[A-Za-z]+){3}|(?:[A-Za-z]+[0-9]+){3}).{20,}"
-    r"|(?=.*[0-9])(?=.*[A-Za-z])(?:[0-9a-f]{24}|[0-9a-f]{32}|[0-9A-HJKMNP-TV-Z]{13})"
+    r"|(?=(?:[0-9]+[A-Za-z]+){2}|(?:[A-Za-z]+[0-9]+){2})(?:[0-9a-v]{20}|[0-9A-HJKMNP-TV-Z]{26})"
+    r"|(?=.*[0-9])(?=.*[A-Za-z])(?:[0-9a-f]{24}|[0-9a-f]{32}|[0-9A-HJKMNP-TV-Z]{13}|(?=.*[a-z].*[A-Z].*[a-z]).{27})"
 )
 """An identifier of mixed letters and digits that sorts as text: ULID, KSUID, xid, ObjectId, and TSID, which has 13 characters."""
 _NUMBER = re.compile("[0-9]+")
