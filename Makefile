@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test-writers writers demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-latency \
+.PHONY: house help setup test-writers writers demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-latency \
     bench-azure bench-kernels bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
@@ -130,12 +130,17 @@ build/old-pyarrow: | $(STAMP)
 test-spark-cluster: dist build/old-pyarrow ## nights on a cluster of processes, with workers killed, with the archive of `make dist`, and with bad executors; some minutes
 	@$(BIN)/pytest $(SMALL) tests/integration/test_spark_cluster.py
 
-lint: setup ## style, types, and the direction of imports
+lint: setup ## style, types, the direction of imports, the size of rooms, phrases, spelling
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/mypy --strict --config-file= --follow-imports silent --cache-dir .mypy_cache/caller tests/caller.py
 	@$(BIN)/lint-imports
+	@$(BIN)/python tests/house/check.py
+	@$(BIN)/typos
+
+house: setup ## how large functions, modules and folders are: the figures of ADR 0026
+	@$(BIN)/python tests/house/check.py --figures
 
 # Not part of `lint`: installing takes a minute and a half. cfn-lint alone runs in `make test` too. CKV2_K8S_6 asks for a network
 # policy, which is the cluster's: workers need the cloud's endpoints and nobody needs them.
