@@ -10,7 +10,6 @@ from lakeupsert.cli.options import log_option
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.config import PublisherName
-from lakeupsert.operations.snapshots import refuse_unfit_tag
 
 
 @main.command()
@@ -32,6 +31,8 @@ def publish(call: Call, tag: str | None, to: PublisherName | None, reset: bool, 
     """
     with call.open_table() as table:
         if tag is not None:
+            from lakeupsert.operations.snapshots import refuse_unfit_tag  # brings Arrow
+
             refuse_unfit_tag(tag)
         if untag is not None:
             table.tag(untag, None)

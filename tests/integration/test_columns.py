@@ -300,7 +300,7 @@ GROUP = '[tables.t.groups.g]\norder_by = ["at"]\ncolumns = ["a"]\n'
         (SETTINGS.replace("columns", "rows") + GROUP, r"groups is \['g'\]; .*mode"),
         (SETTINGS + GROUP + DELETE, r"groups is \['g'\]; .*\[delete\]"),
         (SETTINGS + GROUP.replace("columns", "colums"), "Did you mean 'columns'"),
-        (SETTINGS.replace('"columns"', '"column"'), "expected 'rows', 'columns'"),
+        (SETTINGS.replace('"columns"', '"column"'), "must be 'rows' or 'columns'"),
     ],
 )
 def test_settings_that_do_not_go_together(settings: str, message: str, tmp_path: Path) -> None:

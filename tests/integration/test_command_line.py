@@ -253,7 +253,7 @@ def test_line_shows_share_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None
         assert re.search(r"50 %, about \d+\.\d s left of this step", shown)
         for done in range(6):
             show(Share("merging", done, 12, whole=True))
-        assert re.search(r"42 %, about \d+\.\d s left$", terminal.getvalue().rstrip())
+        assert re.search(r"42 %, about (\d+ min \d+|\d+\.\d) s left$", terminal.getvalue().rstrip())
 
 
 def test_progress_needs_a_terminal(folder: Path) -> None:
