@@ -83,10 +83,8 @@ def refuse_new_versions(table: OpenTable, ground: Ground, origins: Origins, requ
             found = "Earlier batches have some of its rows, which a full extract without them would delete"
             step = f"land {whole} in new files, also those that were landed before, and run {full[:-1]} --may-shrink`"
         else:
-            found, step = (
-                "The table has rows from before",
-                f"if the new landing files have {whole}, run {full}; else land them first",
-            )
+            found = "The table has rows from before"
+            step = f"if the new landing files have {whole}, run {full}; else land them first"
         raise RefusedError(
             "truncated-source",
             f"Table {table.name!r}: {stream!r} {what}, so at the source its rows from before are gone. {found}. lakeupsert does "
