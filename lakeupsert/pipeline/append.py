@@ -218,7 +218,7 @@ def _attempt(
         refuse_truncate(table, ground, reports)
         refuse_new_versions(table, ground, origins, request)
         refuse_misplaced(table, plan.job.spec, reports)
-        entry = _entry(table, ground, plan, reports, chosen)
+        entry = _entry(table, ground, plan, reports, origins, chosen)
         refuse_above_limit(table, ground, entry, examples_of(reports))
         if request.full:
             entry = full_extract_entry(table, plan.job.spec, ground, request, entry, reports)
@@ -301,9 +301,7 @@ def _plan(
     if request.full and table.settings.full_extract == "replace":
         spec = spec.requiring(REPLACING_EXTRACTS)  # who does not know these would compare what they replace
     if any(folder_values(i.path, table.reading) for i in readable):
-        spec = spec.requiring(
-            LANDING_FOLDERS
-        )  # who does not know these would read the landing files without such values
+        spec = spec.requiring(LANDING_FOLDERS)  # who does not know these would read landing files without such values
     groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
     surveyed = {s.path for s in surveys}
     job = replace(
@@ -374,23 +372,25 @@ def _note_refused(
         return True  # the next attempt plans so, too
 
 
-def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Report], chosen: ChosenHost) -> LedgerEntry:
+def _entry(
+    table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Report], origins: Origins, chosen: ChosenHost
+) -> LedgerEntry:
     job = plan.job
     rows: Counter[str] = Counter()
     hashes: dict[str, str] = {}
     reasons: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
+    contrary: Counter[str] = Counter()
     quarantine: list[QuarantineFile] = []
     positions = set[str]()
-    origins = Origins()
     operations = False
     for report in reports:
         if isinstance(report, FileRead):
             rows[report.path] += report.rows
             operations |= report.operations
             skipped.update(report.skipped)
+            contrary.update(report.contrary)
             positions |= {*report.snapshots}
-            origins |= report.origins
             if report.sha256 is not None:
                 hashes[report.path] = report.sha256
         elif isinstance(report, Refused):
@@ -424,7 +424,7 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
         snapshot=ground.snapshot_number,
         hollow_deletes=sum(r.hollow_deletes for r in reports if isinstance(r, FileRead)),
         incomplete_creates=sum(r.incomplete_creates for r in reports if isinstance(r, FileRead)),
-        contrary=dict(sum((Counter(r.contrary) for r in reports if isinstance(r, FileRead)), Counter[str]())),
+        contrary=dict(contrary),
         positions=tuple(sorted(noted_positions(positions))),
         skipped=dict(sorted(skipped.items())),
         versions=dict(sorted(origins.versions.items())) if job.reading.envelope == "singer" else None,

@@ -259,9 +259,8 @@ def _unfit_query(why: object, name: str = "") -> ConfigurationError:
         step = f"name the table {_identifier(name)}: the query sees no other"
     else:
         step = "give one SELECT in DuckDB's SQL; the table has its own name there, and `lakeupsert schema` lists its columns"
-    end = (
-        "\n" if text.endswith("^") else " " if text.endswith(("?", "!")) else ". "
-    )  # ^ marks a place in the line above
+    ends_line = text.endswith("^")  # it marks a place in the line above
+    end = "\n" if ends_line else " " if text.endswith(("?", "!")) else ". "
     return ConfigurationError("unfit-query", f"The query can't be run: {text}{end}Nothing was changed.", next=step)
 
 
