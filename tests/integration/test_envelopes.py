@@ -325,7 +325,7 @@ def test_rows_before_a_dropped_table_of_dms_refuse_their_batch(tmp_path: Path, f
     table = configure(tmp_path, "dms", SETTINGS)
     messages = [load(1), control("drop-table"), load(2)]
     for number in range(files):
-        land(tmp_path / f"landing/{number}.jsonl", messages if files == 1 else messages[number : number + 2])
+        land(tmp_path / f"landing/{number}.jsonl", messages if files == 1 else [messages[:1], messages[1:]][number])
     with pytest.raises(RefusedError) as e:
         table.run(full=full)
     assert e.value.code == "truncated-source"
