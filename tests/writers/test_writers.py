@@ -56,7 +56,7 @@ EXPECTED: dict[str, tuple[Any, list[Any], list[int]]] = {
     "fastavro_enum.avro": (pa.string(), ["b", "a"], []),
 }
 """The type of the column, the values, and the places of refused rows."""
-SET_ASIDE = {"duckdb_variant.parquet": "'v' is a VARIANT", "polars_int128.parquet": "'v' has integers of 128 bits"}
+SET_ASIDE = {"duckdb_variant.parquet": "'v' is a VARIANT", "polars_int128.parquet": "'v': integers of 128 bits"}
 SET_ASIDE["chdb_nanos.avro"] = (
     "column 'v': Decimal"  # nanoseconds as decimal(18, 9), which does not hold those of today
 )
