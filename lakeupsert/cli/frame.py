@@ -389,10 +389,9 @@ def as_lakeupsert_error(e: BaseException, call: Call) -> LakeupsertError:
     if isinstance(e, LakeupsertError) and not (call.terminated and isinstance(e, TryAgainError)):
         return e
     if isinstance(e, click.ClickException):
-        known = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx else ""
-        path = known or " ".join(
-            filter(None, ("lakeupsert", call.command))
-        )  # a failure to parse options has no context
+        path = f"lakeupsert {call.command or ''}".strip()  # a failure to parse options has no context
+        if isinstance(e, click.UsageError) and e.ctx:
+            path = e.ctx.command_path
         return ConfigurationError("usage", e.format_message(), next=f"see `{path} --help`")
     if isinstance(e, KeyboardInterrupt):
         return InterruptError(

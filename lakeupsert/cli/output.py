@@ -419,21 +419,8 @@ def status_facts(status: "Status") -> list[Fact]:
 def history_text(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) -> str:
     if not snapshots:
         return "No snapshot yet."
-    rows = [
-        (
-            "snapshot",
-            "batch",
-            "published",
-            "partitions",
-            "rows",
-            "inserted",
-            "updated",
-            "deleted",
-            "size",
-            "lagging",
-            "tags",
-        )
-    ]
+    first = ("snapshot", "batch", "published", "partitions", "rows")
+    rows = [(*first, "inserted", "updated", "deleted", "size", "lagging", "tags")]
     for link in snapshots:
         body = link.body
         changes = (f"{body.changes.inserted:,}", f"{body.changes.updated:,}", f"{body.changes.deleted:,}")

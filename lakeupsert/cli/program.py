@@ -16,8 +16,7 @@ GROUPS = {
     "Repair": ("redrive", "restore", "reprocess", "compact", "vacuum"),
     "Set up": ("try", "init", "adopt", "config", "doctor", "schema", "demo"),
 }
-"""The commands as `lakeupsert --help` lists them. Each has a module of its name."""
-COMMANDS = tuple(name for names in GROUPS.values() for name in names)
+"""The commands as `lakeupsert --help` lists them. Each has a module of its name in the room of its heading."""
 
 
 @click.group(cls=Program, groups=GROUPS)

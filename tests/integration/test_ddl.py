@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from lakeupsert.api import Table
 from lakeupsert.cli import main
-from lakeupsert.cli.ddl import ENGINES
+from lakeupsert.cli.read.ddl import ENGINES
 from lakeupsert.config import GlueSettings, HiveSettings, IcebergSettings, TableSettings
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.operations.ddl import Engine

@@ -300,7 +300,7 @@ def test_command_counts_and_shows_rows(lake: Lake, monkeypatch: pytest.MonkeyPat
     assert [r["key"]["k"] for r in answer(lake, "0", "--rows", "--key", "k=d")["result"]["rows"]] == ["d"]
     assert answer(lake, "0", "--key", "k", code=2)["error"]["code"] == "usage"
     assert answer(lake, "7", code=2)["error"]["code"] == "unknown-snapshot"
-    monkeypatch.setattr("lakeupsert.cli.diff.MOST_ROWS", 2)
+    monkeypatch.setattr("lakeupsert.cli.look.diff.MOST_ROWS", 2)
     cut = answer(lake, "0", "1", "--rows")
     assert len(cut["result"]["rows"]) == 2
     assert len(cut["warnings"]) == 1

@@ -240,7 +240,7 @@ def test_query_command(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer(lake, "query", "select 1 as a", "--output", str(target), code=2)["error"]["code"] == "output-exists"
     inside = str(lake.root / "processed/out.csv")
     assert answer(lake, "query", "select 1 as a", "--output", inside, code=2)["error"]["code"] == "overlapping-zones"
-    monkeypatch.setattr("lakeupsert.cli.query.MOST_ROWS", 4)
+    monkeypatch.setattr("lakeupsert.cli.read.query.MOST_ROWS", 4)
     found = answer(lake, "query", "select * from t")
     assert len(found["result"]["rows"]) == 4
     assert len(found["warnings"]) == 1

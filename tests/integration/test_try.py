@@ -62,7 +62,7 @@ def test_what_can_not_be_tried_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
     pq.write_table(pa.table({"id": [1, 2]}), "lake/d=2024-01-01/a.parquet")
     for path, code in (("open", "no-key"), ("lake", "already-partitioned"), ("nowhere", "no-landing")):
         assert call(path, 2)["error"]["code"] == code
-    monkeypatch.setattr(import_module("lakeupsert.cli.try"), "LARGEST", 100)
+    monkeypatch.setattr(import_module("lakeupsert.cli.set_up.try"), "LARGEST", 100)
     assert call("open", 2)["error"]["code"] == "too-large-to-try"
 
 

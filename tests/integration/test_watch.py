@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from lakeupsert.cli import main
-from lakeupsert.cli.watch import overview, panel
+from lakeupsert.cli.look.watch import overview, panel
 from lakeupsert.pipeline.worker import mark_failed
 from lakeupsert.testing.lake import Lake, row
 

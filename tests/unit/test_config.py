@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lakeupsert.cli.example import EXAMPLE
+from lakeupsert.cli.set_up.example import EXAMPLE
 from lakeupsert.config import Config, GlueSettings, HiveSettings, Reading, TableSettings, load
 from lakeupsert.errors import ConfigurationError
 

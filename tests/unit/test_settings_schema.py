@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from lakeupsert.cli import main
-from lakeupsert.cli.example import EXAMPLE
+from lakeupsert.cli.set_up.example import EXAMPLE
 from lakeupsert.config import Hooks, TableSettings
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import click
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import log_option, merge_host_option, prepare_spark, processes_if_local, processes_option
 from lakeupsert.cli.program import main
-from lakeupsert.cli.reprocess import rewrite_answer
+from lakeupsert.cli.repair.reprocess import rewrite_answer
 
 if TYPE_CHECKING:
     from lakeupsert.engine.by_name import HostName

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lakeupsert.cli.output import MOST_NAMES, block, columns, short_list, toml_value
-from lakeupsert.cli.settings_file import comments, plain, relative_path
+from lakeupsert.cli.set_up.settings_file import comments, plain, relative_path
 from lakeupsert.config import is_remote, toml_key
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common, for_each_table
+from lakeupsert.cli.look.watch import watch
 from lakeupsert.cli.problems import failed_partitions_error, lagging_error, publisher_warnings, skipped_files_warning
 from lakeupsert.cli.program import main
-from lakeupsert.cli.watch import watch
 from lakeupsert.errors import RefusedError
 from lakeupsert.report.attention import verdict
 

@@ -3,7 +3,7 @@
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.dedupe import merge_answer
+from lakeupsert.cli.every_night.dedupe import merge_answer
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import workers_option
 from lakeupsert.cli.program import main

@@ -7,6 +7,7 @@ import click
 
 from lakeupsert import clock
 from lakeupsert.cli import output
+from lakeupsert.cli.every_night.plan import plan_answer, unknown_time_warning
 from lakeupsert.cli.frame import Answer, Call, common, for_each_table
 from lakeupsert.cli.options import (
     batch_id_option,
@@ -20,7 +21,6 @@ from lakeupsert.cli.options import (
     processes_option,
     refuse_workers_of_spark,
 )
-from lakeupsert.cli.plan import plan_answer, unknown_time_warning
 from lakeupsert.cli.problems import append_warnings, merge_error, publish_warnings, quarantine_warning
 from lakeupsert.cli.program import main
 from lakeupsert.config import cores

@@ -5,9 +5,9 @@ import json
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.example import EXAMPLE
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.program import main
+from lakeupsert.cli.set_up.example import EXAMPLE
 
 
 @main.command()
@@ -30,7 +30,7 @@ def config(call: Call, example: bool, schema: bool) -> Answer:
     if example:
         return Answer({"example": EXAMPLE}, EXAMPLE.rstrip("\n"))
     if schema:
-        from lakeupsert.cli.settings_schema import settings_schema  # no other call needs it
+        from lakeupsert.cli.set_up.settings_schema import settings_schema  # no other call needs it
 
         found_schema = settings_schema()
         return Answer({"schema": found_schema}, json.dumps(found_schema, indent=2))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.aliasfile import plan_alias
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.problems import merge_error
 from lakeupsert.cli.program import main
 from lakeupsert.cli.rows import cell_text, cut_text, more_text, table_lines
+from lakeupsert.cli.set_up.aliasfile import plan_alias
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert import clock
-from lakeupsert.cli.dedupe import merge_answer
+from lakeupsert.cli.every_night.dedupe import merge_answer
 from lakeupsert.cli.frame import Answer, Call, common, for_each_table
 from lakeupsert.cli.options import engine_option, log_option, prepare_spark, workers_option
 from lakeupsert.cli.program import main
@@ -16,7 +16,7 @@ from lakeupsert.pipeline.stop import GRACE_SECONDS
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
-    from lakeupsert.cli.metrics import WorkerMetrics
+    from lakeupsert.cli.every_night.metrics import WorkerMetrics
     from lakeupsert.engine.by_name import EngineName
 
 
@@ -104,7 +104,7 @@ def worker(
 
 def _metrics_into(path: Path) -> "WorkerMetrics":
     try:
-        from lakeupsert.cli.metrics import WorkerMetrics
+        from lakeupsert.cli.every_night.metrics import WorkerMetrics
     except ImportError as e:
         raise ConfigurationError(
             "extra-missing",

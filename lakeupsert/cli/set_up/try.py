@@ -12,11 +12,11 @@ import msgspec
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.init import file_text
 from lakeupsert.cli.problems import append_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.cli.rows import rows_result, rows_text
-from lakeupsert.cli.settings_file import plain
+from lakeupsert.cli.set_up.init import file_text
+from lakeupsert.cli.set_up.settings_file import plain
 from lakeupsert.config import FILE_NAME, TableSettings, parse
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.report.numbers import count, size

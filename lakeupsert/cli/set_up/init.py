@@ -10,8 +10,8 @@ import click
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.output import block, columns, toml_value
 from lakeupsert.cli.program import main
-from lakeupsert.cli.settings_file import comments, plain, relative_path
-from lakeupsert.cli.translation import translation_file, translation_result, translation_text
+from lakeupsert.cli.set_up.settings_file import comments, plain, relative_path
+from lakeupsert.cli.set_up.translation import translation_file, translation_result, translation_text
 from lakeupsert.config import FILE_NAME, is_remote, parse, toml_key
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.report.numbers import count

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lakeupsert.cli.change.update import statement_answer, statement_options
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import log_option, prepare_spark
 from lakeupsert.cli.program import main
-from lakeupsert.cli.update import statement_answer, statement_options
 
 if TYPE_CHECKING:
     from lakeupsert.operations.statement import Seen
