@@ -38,11 +38,11 @@ demo: setup ## a season of real receipts through the whole flow, checked row by 
 
 # CI has every server; elsewhere the tests of those that were not got are skipped, and say so.
 demo-s3: setup servers ## the same on S3 and SQS: real servers on loopback
-	@$(BIN)/python -m lakeupsert.testing.servers aws $(BIN)/lakeupsert demo --output build/demo-s3 \
+	@$(BIN)/python -m tests.harness.servers aws $(BIN)/lakeupsert demo --output build/demo-s3 \
 	    --lake s3://lake/demo --queue sqs://lake $(DEMO_ARGS)
 
 demo-azure: setup servers ## the same on Azure Storage: a real server on loopback
-	@$(BIN)/python -m lakeupsert.testing.servers azure $(BIN)/lakeupsert demo --output build/demo-azure \
+	@$(BIN)/python -m tests.harness.servers azure $(BIN)/lakeupsert demo --output build/demo-azure \
 	    --lake az://lake/demo --queue azqueue://devstoreaccount1/lake $(DEMO_ARGS)
 
 test: setup $(if $(CI),servers) ## all tests but those of `make test-long`, `make test-crash`, `make test-big`, `make test-readers` and `make test-spark-cluster`
@@ -180,7 +180,7 @@ test-random: setup ## random tables, feeds and state machines with thirty times 
 	@RANDOM_TIMES=30 $(BIN)/pytest tests/property
 
 test-chaos: setup servers ## six workers on a cloud, one killed every five seconds, answers lost; CHAOS_ARGS="--cloud azure --minutes 4"
-	@$(BIN)/python -m lakeupsert.testing.chaos $(CHAOS_ARGS)
+	@$(BIN)/python -m tests.harness.chaos $(CHAOS_ARGS)
 
 test-big: setup ## a Spark driver of 512 MB, a worker of 1 GB with a partition of 4 GB, a partition of 128 buckets; several minutes, 12 GB of disk
 	@$(BIN)/pytest -m big -s
@@ -189,7 +189,7 @@ test-readers: setup readers build/servers/versitygw ## every engine of `make rea
 	@$(BIN)/pytest -m "readers and not crash" $(SMALL) $(READERS_TESTS)
 
 test-soak: setup readers ## twenty nights with kills, vacuums and a dead publisher, while six engines read the Delta table; minutes; SOAK_ARGS="--retention 0s"
-	@$(BIN)/python -m lakeupsert.testing.soak $(SOAK_ARGS)
+	@$(BIN)/python -m tests.harness.soak $(SOAK_ARGS)
 
 test-writers: setup writers ## files of 27 other packages, landed, against the values that were written; two minutes
 	@$(BIN)/pytest -m writers tests/writers

@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.servers import azurite, new_container
+from tests.harness.lake import Lake, row
+from tests.harness.servers import azurite, new_container
 
 HERE = Path(__file__).parents[1]
 NIGHTS, FILES, ROWS, PARTITIONS = 3, 3, 400, 40

@@ -19,9 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.proxy import Rule, fault_proxy
-from lakeupsert.testing.servers import elasticmq, new_bucket, new_queue, versitygw
+from tests.harness.lake import Lake, row
+from tests.harness.proxy import Rule, fault_proxy
+from tests.harness.servers import elasticmq, new_bucket, new_queue, versitygw
 
 PROGRAM = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakeupsert import Table, clock
-from lakeupsert.testing import servers
+from tests.harness import servers
 
 ROOT = Path(__file__).parents[1]
 ARN = "arn:aws:sqs:us-east-1:000000000000:work"

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from lakeupsert import clock
-from lakeupsert.testing import servers
-from lakeupsert.testing.proxy import FaultProxy, fault_proxy
+from tests.harness import servers
+from tests.harness.proxy import FaultProxy, fault_proxy
 
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a process that signal 11 ends tells where each of its threads was
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -281,7 +281,7 @@ def iceberg_rest() -> Iterator[servers.Server]:
 @pytest.fixture(scope="session")
 def metastore() -> Iterator[str]:
     """The address of a Hive metastore."""
-    from lakeupsert.testing.readers import Readers
+    from tests.harness.readers import Readers
 
     with Readers() as readers:
         yield readers.metastore

@@ -20,7 +20,7 @@ from benchmarks.peers.spark import session, timed
 from benchmarks.workload import Workload
 from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
-from lakeupsert.testing import servers
+from tests.harness import servers
 
 WORKERS = 2
 MERGES: dict[str, dict[str, Any]] = {

@@ -1,6 +1,6 @@
 """How much memory the driver takes for 100 to 5,000 touched partitions, if both phases run on Spark's executors.
 
-The cluster is a master and two workers on this machine (`lakeupsert.testing.servers`), so that executors are not the driver. Each
+The cluster is a master and two workers on this machine (`tests.harness.servers`), so that executors are not the driver. Each
 step is a process of its own, whose peak (VmHWM) is read at its end: of Python, and of the JVM that Spark's driver is. The JVM may
 take a heap of 512 MB, which it fills before it collects, so its peak shows no more than that this is enough. Every partition gets
 50 rows a night. A first `run` makes the table, a second night goes step by step, and a third is a whole `run`.
@@ -20,7 +20,7 @@ from benchmarks.peers.processes import tree
 from benchmarks.rows import day, settings
 from lakeupsert import sparkenv
 from lakeupsert.api import Table
-from lakeupsert.testing import servers
+from tests.harness import servers
 
 ROWS = 50
 NIGHTS = (("run",), ("append", "dedupe", "publish"), ("run",))

@@ -30,7 +30,7 @@ from unittest.mock import patch
 from lakeupsert.api import Table
 from lakeupsert.pipeline import opened
 from lakeupsert.testing.faults import Points
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 SHOWN = {
     "append": "s append",

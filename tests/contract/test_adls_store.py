@@ -25,8 +25,8 @@ from lakeupsert.storage import (
 )
 from lakeupsert.storage.azureaccount import EMULATOR
 from lakeupsert.testing.contracts import ObjectStoreContract
-from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy, refuse
-from lakeupsert.testing.servers import Server, free_port
+from tests.harness.proxy import FaultProxy, Rule, fault_proxy, refuse
+from tests.harness.servers import Server, free_port
 
 VERBS: dict[str, Callable[[ObjectStore], Any]] = {
     "get": lambda store: store.get("a"),

@@ -13,9 +13,9 @@ from lakeupsert.queue import AzureQueue, DeadLetter, QueueStats, WorkQueue, open
 from lakeupsert.queue.azure import MAX_RECEIVES, POISON, REASON_CHARACTERS, TOGETHER
 from lakeupsert.storage import azureaccount
 from lakeupsert.storage.azureaccount import EMULATOR
-from lakeupsert.testing.processes import wait_until
 from lakeupsert.testing.queue_contract import HOLD, WorkQueueContract, drain, message, messages
-from lakeupsert.testing.servers import Server, free_port
+from tests.harness.processes import wait_until
+from tests.harness.servers import Server, free_port
 
 NewQueue = Callable[[], str]
 

@@ -16,8 +16,8 @@ from lakeupsert.operations.doctor import CHECKS
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError, UnknownOutcomeError, open_store
 from lakeupsert.testing.contracts import ObjectStoreContract
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.servers import Server
+from tests.harness.lake import Lake, row
+from tests.harness.servers import Server
 
 
 class Exclusive(MemoryFileSystem):  # type: ignore[misc]

@@ -19,10 +19,10 @@ from lakeupsert.cli import main
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.pipeline.publishers import PublisherStanding, catch_up_one, publisher
 from lakeupsert.testing.faults import Fault, Killed
-from lakeupsert.testing.lake import DAY, Lake, row
-from lakeupsert.testing.outsiders import Outsider, Rows, in_order, new_outsider, show_first
-from lakeupsert.testing.processes import Died, LakeProcess, Strike
-from lakeupsert.testing.publishers import publish_in_processes, publish_in_threads
+from tests.harness.lake import DAY, Lake, row
+from tests.harness.outsiders import Outsider, Rows, in_order, new_outsider, show_first
+from tests.harness.processes import Died, LakeProcess, Strike
+from tests.harness.publishers import publish_in_processes, publish_in_threads
 
 CATALOGS = ["iceberg", pytest.param("glue", marks=pytest.mark.cloud), pytest.param("hive", marks=pytest.mark.readers)]
 READS = ("get", "head", "list", "open", "catalog get", "catalog load")

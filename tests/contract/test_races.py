@@ -8,10 +8,10 @@ import pytest
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.storage import LocalStore, open_store, races, remote
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.motoserver import LOSES_RACES
-from lakeupsert.testing.proxy import FaultProxy
-from lakeupsert.testing.servers import Server, moto
+from tests.harness.lake import Lake, row
+from tests.harness.motoserver import LOSES_RACES
+from tests.harness.proxy import FaultProxy
+from tests.harness.servers import Server, moto
 
 NewPlace = Callable[[Server], str]
 
@@ -81,7 +81,7 @@ def test_server_that_keeps_races_is_raced_once(
     assert [found.name for found in open_store(place).list("")] == ["a", "b"]
     assert len(keys(place)) == 2 + 2  # the objects of the races are deleted
     for puts_expected in (1 + races.WRITERS * 10 + 1 + 1, 1 + 1):
-        monkeypatch.setattr("lakeupsert.testing.proxy._Handler.server_version", "Another/2.0")
+        monkeypatch.setattr("tests.harness.proxy._Handler.server_version", "Another/2.0")
         proxy.log.clear()
         assert open_store(place).create(f"c-{puts_expected}", b"x")
         assert len([event for event in proxy.log if event.method == "PUT"]) == puts_expected

@@ -31,8 +31,8 @@ from lakeupsert.table.chain import Chain
 from lakeupsert.table.evolution import create
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.testing.contracts import ObjectStoreContract
-from lakeupsert.testing.proxy import FaultProxy, Rule, refuse
-from lakeupsert.testing.servers import Server
+from tests.harness.proxy import FaultProxy, Rule, refuse
+from tests.harness.servers import Server
 
 NewBucket = Callable[[Server], str]
 NewProxy = Callable[[Server], FaultProxy]

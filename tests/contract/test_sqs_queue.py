@@ -19,7 +19,7 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.queue import Message, QueueStats, SqsQueue, open_queue, sqs
 from lakeupsert.queue.base import NOTHING_DONE
 from lakeupsert.testing.queue_contract import HOLD, WorkQueueContract, drain, message, messages
-from lakeupsert.testing.servers import HOST, Server, free_port
+from tests.harness.servers import HOST, Server, free_port
 
 
 class MotoClock:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.servers import Server
+from tests.harness.lake import Lake, row
+from tests.harness.servers import Server
 
 
 @pytest.fixture(scope="module")

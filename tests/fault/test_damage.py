@@ -19,7 +19,7 @@ import pytest
 
 from lakeupsert import Table
 from lakeupsert.errors import LakeupsertError
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 FLIPS = int(os.environ.get("DAMAGE_FLIPS", "1"))
 ALL_KINDS = "DAMAGE_FLIPS" in os.environ

@@ -15,9 +15,9 @@ import pytest
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.testing.faults import Fault
-from lakeupsert.testing.lake import Lake
-from lakeupsert.testing.proxy import Rule, fault_proxy, refuse
-from lakeupsert.testing.servers import Server
+from tests.harness.lake import Lake
+from tests.harness.proxy import Rule, fault_proxy, refuse
+from tests.harness.servers import Server
 
 STEPS: dict[str, Callable[[Lake], object]] = {
     "append": lambda lake: lake.table.append(host="local"),

@@ -25,8 +25,8 @@ from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.worker import UNANSWERED
 from lakeupsert.queue import QueueStats
 from lakeupsert.testing.faults import Fault
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.processes import (
+from tests.harness.lake import Lake, row
+from tests.harness.processes import (
     PATIENCE_SECONDS,
     Died,
     LakeProcess,

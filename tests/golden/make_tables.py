@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 NIGHTS, KEYS, DAYS = 5, 40, 3
 

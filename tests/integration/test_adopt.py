@@ -19,7 +19,7 @@ from lakeupsert.engine.spark_versions import frame_of
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.rows import statistics
 from lakeupsert.testing.faults import Fault, Killed
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 ROWS_A_DAY = 40
 COLUMNS = "order_id, store, amount, note, record_timestamp"

@@ -20,7 +20,7 @@ from lakeupsert.landing import accept, files
 from lakeupsert.pipeline import append as pipeline_append
 from lakeupsert.pipeline import discover
 from lakeupsert.storage import LocalStore
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from click.testing import CliRunner
 from lakeupsert.cli import main
 from lakeupsert.storage import s3 as storage_s3
 from lakeupsert.storage.azureaccount import EMULATOR
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.proxy import FaultProxy, Rule, refuse
-from lakeupsert.testing.servers import AZURITE_KEY, CREDENTIALS, Server
+from tests.harness.lake import Lake, row
+from tests.harness.proxy import FaultProxy, Rule, refuse
+from tests.harness.servers import AZURITE_KEY, CREDENTIALS, Server
 
 NewPlace = Callable[[Server], str]
 NewProxy = Callable[[Server], FaultProxy]

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 pytestmark = pytest.mark.big
 PARTITION = "d=2020-01-01"

@@ -26,7 +26,7 @@ from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.storage import UnknownOutcomeError
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.testing.faults import FAULTS, Fault
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 PARTITION = "d=2020-01-01"
 ROWS = 3000

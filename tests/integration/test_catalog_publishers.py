@@ -23,9 +23,9 @@ from lakeupsert.pipeline.publishers import publisher
 from lakeupsert.publishers import glue, symlink
 from lakeupsert.storage import open_store
 from lakeupsert.testing.faults import Fault, Killed
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.outsiders import CatalogOutsider, HiveOutsider, Rows, new_outsider, rows_in
-from lakeupsert.testing.servers import Server
+from tests.harness.lake import Lake, row
+from tests.harness.outsiders import CatalogOutsider, HiveOutsider, Rows, new_outsider, rows_in
+from tests.harness.servers import Server
 
 
 @pytest.fixture(

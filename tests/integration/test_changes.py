@@ -11,7 +11,7 @@ from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.pipeline.worker import mark_failed
 from lakeupsert.report.nights import observe
 from lakeupsert.table.manifest import Changes
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 DAY = "d=2020-01-01"
 FIRST = [row("a", 0, 1), row("b", 0, 1), row("c", 1, 1)]

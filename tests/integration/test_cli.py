@@ -24,7 +24,7 @@ from lakeupsert import Table, __version__, sparkenv
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.pipeline import append
-from lakeupsert.testing.processes import wait_until
+from tests.harness.processes import wait_until
 
 PROGRAM = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]
 COMMANDS = [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lakeupsert import clock
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 HOUR = 3600
 

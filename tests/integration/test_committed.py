@@ -20,7 +20,7 @@ from lakeupsert.pipeline import append, drain_queues
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import LocalStore
 from lakeupsert.testing.faults import Fault
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message, QueueStats, WorkQueue
 from lakeupsert.testing.faults import Fault, Points
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.model import Row, Rules, expected
-from lakeupsert.testing.processes import LakeProcess, Strike
+from tests.harness.lake import Lake, row
+from tests.harness.model import Row, Rules, expected
+from tests.harness.processes import LakeProcess, Strike
 
 EMPTY = QueueStats(visible=0, leased=0, dead=0)
 
@@ -767,7 +767,7 @@ def test_script_that_its_own_workers_run_again_is_told_why(lake: Lake) -> None:
     lake.table.append(host="local")
     script = lake.root / "script.py"
     script.write_text(
-        "from pathlib import Path\nfrom lakeupsert.testing.lake import Lake\n"
+        "from pathlib import Path\nfrom tests.harness.lake import Lake\n"
         f"Lake(Path({str(lake.root)!r})).table.dedupe(workers=2)\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)

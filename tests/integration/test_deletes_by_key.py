@@ -13,8 +13,8 @@ from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline import key_places, opened
 from lakeupsert.table import ledger
 from lakeupsert.testing.faults import FAULTS, Fault
-from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.proof import assert_proved
+from tests.harness.lake import Lake, row
 
 
 @pytest.fixture

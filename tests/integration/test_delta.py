@@ -22,7 +22,7 @@ from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.worker import drain
 from lakeupsert.read import spark as spark_reader
 from lakeupsert.rows import vectors
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 ROWS = 400
 

@@ -11,8 +11,8 @@ from deltalake import DeltaTable, QueryBuilder
 
 from lakeupsert.storage.azureaccount import EMULATOR
 from lakeupsert.testing.faults import Fault
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.servers import AZURITE_KEY, CREDENTIALS, Server
+from tests.harness.lake import Lake, row
+from tests.harness.servers import AZURITE_KEY, CREDENTIALS, Server
 
 PARTITIONS = 30
 MOST_PUTS = 4

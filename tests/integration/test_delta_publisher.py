@@ -24,7 +24,7 @@ from lakeupsert.config import TableSettings
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.publishers import delta
 from lakeupsert.storage import LocalStore
-from lakeupsert.testing.lake import Lake, delta_rows, row
+from tests.harness.lake import Lake, delta_rows, row
 
 
 def nights(root: Path, count: int = 3, **settings: Any) -> Lake:

@@ -18,7 +18,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.read import arrow
 from lakeupsert.rows import datafiles, vectors
 from lakeupsert.rows.streams import windows
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 Rows = dict[tuple[Any, ...], dict[str, Any]]
 

@@ -22,7 +22,7 @@ from lakeupsert.operations.doctor import Finding
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message, SqliteQueue
 from lakeupsert.storage import LocalStore, ObjectInfo, UnknownOutcomeError
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 PROGRAM = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.api import Table
-from lakeupsert.testing.readers import canonical, compare, program
+from tests.harness.readers import canonical, compare, program
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs/engines").glob("*.md"))

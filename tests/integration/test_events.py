@@ -32,8 +32,8 @@ from lakeupsert.pipeline.worker import drain
 from lakeupsert.queue import Message, QueueStats
 from lakeupsert.report.totals import MergeTotals
 from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
+from tests.harness.lake import Lake, row
+from tests.harness.processes import PATIENCE_SECONDS, wait_until
 
 DAYS = 21
 WORKERS = pytest.mark.parametrize("workers", ["1", "2"])

@@ -19,8 +19,8 @@ from lakeupsert.table.evolution import create
 from lakeupsert.table.ledger import LedgerEntry, Touched
 from lakeupsert.table.manifest import BucketEntry, Counters, DataFile, FailedMark, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
-from lakeupsert.testing.lake import DAY, Lake, row
-from lakeupsert.testing.model import rank
+from tests.harness.lake import DAY, Lake, row
+from tests.harness.model import rank
 
 FIRST = "d=2020-01-01"
 

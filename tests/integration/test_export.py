@@ -24,7 +24,7 @@ from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.read import export as export_module
 from lakeupsert.storage import LocalStore
-from lakeupsert.testing.spark import collect
+from tests.harness.spark import collect
 
 DAY = date(2020, 1, 1)
 SINGLE = ["x.parquet", "x.csv", "x.jsonl"]

@@ -11,7 +11,7 @@ from lakeupsert.errors import LakeupsertError
 from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.pipeline.worker import mark_failed
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 DAY = "d=2020-01-01"
 # b is stored, a was deleted at 5 and is forgotten.

@@ -21,8 +21,8 @@ import pytest
 from lakeupsert import Table
 from lakeupsert.config import PublisherName
 from lakeupsert.pipeline import strategy
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.servers import PROGRAMS, require
+from tests.harness.lake import Lake, row
+from tests.harness.servers import PROGRAMS, require
 
 TESTS = Path(__file__).parents[1]
 GOLDEN = TESTS / "golden"

@@ -26,7 +26,7 @@ from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings, DialectSettings, Reading, ReadSettings
 from lakeupsert.table import metadata
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 NARROW = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "v": "int", "op": "string"}
 WIDE = {**NARROW, "v": "bigint"}

@@ -29,8 +29,8 @@ from lakeupsert.pipeline.worker import mark_failed
 from lakeupsert.report.nights import observe
 from lakeupsert.table import chain, spec
 from lakeupsert.table.manifest import Changes
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.rounds import TIMES
+from tests.harness.lake import Lake, row
+from tests.harness.rounds import TIMES
 
 
 @pytest.fixture

@@ -29,8 +29,8 @@ from lakeupsert.queue.azure import MAX_RECEIVES, POISON
 from lakeupsert.storage import open_store
 from lakeupsert.storage.azureaccount import EMULATOR
 from lakeupsert.table.ledger import ChosenHost
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.servers import Server
+from tests.harness.lake import Lake, row
+from tests.harness.servers import Server
 
 ROOT = Path(__file__).parents[2] / "infra/azure"
 HOST = json.loads((ROOT / "functions/host.json").read_text())

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from lakeupsert.testing.lake import Lake
+from tests.harness.lake import Lake
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lakeupsert.queue import Message, SqliteQueue
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 CALL = """
 import shlex, sys

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from lakeupsert.cli import main
 from lakeupsert.cli.rows import CELL, rows_text
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 
 def begun(root: Path, **settings: Any) -> Lake:

@@ -23,9 +23,9 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import step_to
 from lakeupsert.pipeline.units import UnitResults
 from lakeupsert.testing.faults import FAULTS, Fault
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.rounds import TIMES
-from lakeupsert.testing.spark import collect
+from tests.harness.lake import Lake, row
+from tests.harness.rounds import TIMES
+from tests.harness.spark import collect
 
 SETTINGS = """key = ["id"]
 partition_by = ["day"]

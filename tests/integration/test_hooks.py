@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lakeupsert.cli import hooks, main
-from lakeupsert.testing.processes import wait_until
+from tests.harness.processes import wait_until
 
 TABLE = """
 [tables.sales]

@@ -12,7 +12,7 @@ from lakeupsert.cli import main
 from lakeupsert.engine import by_name
 from lakeupsert.engine.by_name import SPARK_PAYS_BYTES, choose_host
 from lakeupsert.operations import run as run_module
-from lakeupsert.testing.lake import DAY, Lake, row
+from tests.harness.lake import DAY, Lake, row
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
 from lakeupsert.publishers import iceberg_stats
 from lakeupsert.publishers.iceberg_stats import IcebergStats
-from lakeupsert.testing.lake import iceberg_settings, iceberg_table
+from tests.harness.lake import iceberg_settings, iceberg_table
 
 MOMENT = datetime(1969, 12, 31, 23, 59, 59, 999_999)
 BIG = Decimal("-1234567890123456789012345678.0123456789")

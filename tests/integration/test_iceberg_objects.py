@@ -9,7 +9,7 @@ import pytest
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.publishers.iceberg import FOLDER
-from lakeupsert.testing.lake import Lake, iceberg_settings, iceberg_table, row
+from tests.harness.lake import Lake, iceberg_settings, iceberg_table, row
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -29,8 +29,8 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertE
 from lakeupsert.operations import vacuum
 from lakeupsert.publishers import iceberg, iceberg_catalog
 from lakeupsert.publishers.iceberg import FOLDER
-from lakeupsert.testing.lake import Lake, iceberg_settings, iceberg_table, row
-from lakeupsert.testing.servers import Server
+from tests.harness.lake import Lake, iceberg_settings, iceberg_table, row
+from tests.harness.servers import Server
 
 NAME = "sales.receipts"
 

@@ -25,9 +25,9 @@ from lakeupsert.publishers import iceberg, iceberg_catalog, iceberg_deletes
 from lakeupsert.publishers.iceberg import FOLDER, IcebergPublisher
 from lakeupsert.rows.vectors import MAGIC
 from lakeupsert.testing.faults import FAULTS, Fault, Killed, Points
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.publishers import publish_in_threads
-from lakeupsert.testing.servers import Server
+from tests.harness.lake import Lake, row
+from tests.harness.publishers import publish_in_threads
+from tests.harness.servers import Server
 
 
 class RestLake(Lake):

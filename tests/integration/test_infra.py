@@ -33,9 +33,9 @@ from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.operations.doctor import FUNCTION_SECONDS
 from lakeupsert.pipeline.worker import LEASE_SECONDS
-from lakeupsert.testing.processes import wait_until
-from lakeupsert.testing.servers import free_port
 from lambdas.append_nightly.night import ATTEMPTS
+from tests.harness.processes import wait_until
+from tests.harness.servers import free_port
 
 ROOT = Path(__file__).parents[2]
 AWS = ROOT / "infra" / "aws"

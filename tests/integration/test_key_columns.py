@@ -30,11 +30,11 @@ from lakeupsert.table import evolution
 from lakeupsert.table.layout import KEYS
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.testing.faults import FAULTS, Fault
-from lakeupsert.testing.lake import Lake
-from lakeupsert.testing.lake import row as row_of
-from lakeupsert.testing.model import counts_at
 from lakeupsert.testing.proof import assert_proved
-from lakeupsert.testing.rounds import TIMES
+from tests.harness.lake import Lake
+from tests.harness.lake import row as row_of
+from tests.harness.model import counts_at
+from tests.harness.rounds import TIMES
 
 Record = Mapping[str, Any]
 COLUMNS = ("u", "v", "w")

@@ -28,8 +28,8 @@ from lakeupsert.storage import StoreUnavailableError, open_store
 from lakeupsert.table.layout import KEYS
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.testing.faults import FAULTS, Fault, FaultyStore, Killed
-from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.proof import assert_proved
+from tests.harness.lake import Lake, row
 
 
 @pytest.fixture

@@ -27,11 +27,11 @@ from lakeupsert.operations import reprocess
 from lakeupsert.pipeline import worker
 from lakeupsert.queue import Message, QueueStats, SqsQueue
 from lakeupsert.storage import s3
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
-from lakeupsert.testing.proxy import Rule, fault_proxy, refuse
-from lakeupsert.testing.servers import HOST, Server, free_port
 from lambdas.append_nightly.night import ATTEMPTS
+from tests.harness.lake import Lake, row
+from tests.harness.processes import PATIENCE_SECONDS, wait_until
+from tests.harness.proxy import Rule, fault_proxy, refuse
+from tests.harness.servers import HOST, Server, free_port
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = ("append_nightly", "dedupe_worker", "reconcile", "reprocess", "vacuum")

@@ -12,7 +12,7 @@ import pytest
 
 from lakeupsert import Table
 from lakeupsert.pipeline import discover
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 
 @pytest.fixture

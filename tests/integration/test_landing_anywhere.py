@@ -29,7 +29,7 @@ from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.storage import NotFoundError, ObjectReader, open_landing, open_store
 from lakeupsert.storage.fsspec_reader import FsspecReader
-from lakeupsert.testing.servers import HOST
+from tests.harness.servers import HOST
 
 Land = Callable[[str, bytes], None]
 

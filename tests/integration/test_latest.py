@@ -20,7 +20,7 @@ from lakeupsert.pipeline import latest
 from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.testing.faults import Points
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 FIRST, SECOND, THIRD = [f"d=2020-01-0{day}" for day in (1, 2, 3)]
 SNAPSHOTS = "list _lakeupsert/snapshots"

@@ -8,7 +8,7 @@ import pytest
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.pipeline.stored_objects import Versions
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 DAYS = ("2020-01-01", "2020-01-02")
 DAMAGED = f"d={DAYS[0]}"

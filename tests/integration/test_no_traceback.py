@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from lakeupsert import ConfigurationError
 from lakeupsert.cli import main
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 PROGRAM = f'{sys.executable} -c "from lakeupsert.cli import main; main()"'
 PATIENCE = 60.0

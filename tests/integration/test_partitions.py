@@ -32,8 +32,8 @@ from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import WHOLE_TABLE, TableObjects
 from lakeupsert.table.manifest import BucketEntry, DataFile
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
-from lakeupsert.testing.lake import DAY, Lake, row
-from lakeupsert.testing.model import hash_of
+from tests.harness.lake import DAY, Lake, row
+from tests.harness.model import hash_of
 
 WHOLE: tuple[str, ...] = ()
 HASHED = ("bucket(4, k)",)

@@ -21,7 +21,7 @@ from lakeupsert.operations import plan as plan_module
 from lakeupsert.operations.habits import NIGHTS, last_nights
 from lakeupsert.operations.plan_merges import predict_merges
 from lakeupsert.table.ledger import LedgerEntry, next_stamp
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 SCHEMA = pa.schema([
     ("k", pa.string()), ("l", pa.int32()), ("d", pa.date32()), ("ts", pa.timestamp("us")), ("v", pa.int64()),

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.table.ledger import Reason
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 LARGE = 1 << 40
 NARROW = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "v": "int", "op": "string"}

@@ -17,9 +17,9 @@ import pytest
 from lakeupsert.pipeline import strategy
 from lakeupsert.rows.vectors import INLINE_BYTES
 from lakeupsert.storage import open_store
-from lakeupsert.testing.lake import Lake
-from lakeupsert.testing.proxy import FaultProxy, fault_proxy
-from lakeupsert.testing.servers import Server
+from tests.harness.lake import Lake
+from tests.harness.proxy import FaultProxy, fault_proxy
+from tests.harness.servers import Server
 
 ROWS = 60_000
 COMES = ROWS // 10

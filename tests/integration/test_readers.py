@@ -21,7 +21,7 @@ from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.rows import datafiles
-from lakeupsert.testing.spark import collect
+from tests.harness.spark import collect
 
 DAY = date(2020, 1, 1)
 NAN = math.nan

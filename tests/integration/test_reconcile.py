@@ -27,7 +27,7 @@ from lakeupsert.pipeline.worker import UNANSWERED, mark_failed
 from lakeupsert.queue import Message
 from lakeupsert.rows.datafiles import from_bytes, to_bytes
 from lakeupsert.table.manifest import Manifest
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 DAYS = 3
 

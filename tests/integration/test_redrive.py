@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from lakeupsert.cli import main
 from lakeupsert.queue import Message, QueueStats
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 PARTITIONS = ["d=2020-01-01", "d=2020-01-02", "d=2020-01-03"]
 

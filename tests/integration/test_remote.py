@@ -21,9 +21,9 @@ from lakeupsert.cli import main
 from lakeupsert.errors import TryAgainError
 from lakeupsert.storage import open_store, remote
 from lakeupsert.testing.faults import Fault, Killed
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy, refuse
-from lakeupsert.testing.servers import Server
+from tests.harness.lake import Lake, row
+from tests.harness.proxy import FaultProxy, Rule, fault_proxy, refuse
+from tests.harness.servers import Server
 
 NewPlace = Callable[[Server], str]
 NewProxy = Callable[[Server], FaultProxy]

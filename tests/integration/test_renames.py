@@ -17,7 +17,7 @@ from lakeupsert import Table, clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.testing.faults import FAULTS, Fault
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 FIRST = "d=2020-01-01"
 SCHEMA = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "op": "string"}

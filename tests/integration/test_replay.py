@@ -22,7 +22,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.ledger import LandingFile, LedgerEntry, ReplayedFile, check_entry
 from lakeupsert.testing.faults import FAULTS, Fault, Points
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 NARROW = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "v": "int", "op": "string"}
 WIDE = {**NARROW, "v": "bigint"}

@@ -29,7 +29,7 @@ from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
 from lakeupsert.storage import LocalStore
 from lakeupsert.testing.faults import Fault
-from lakeupsert.testing.lake import DAY, Lake, row
+from tests.harness.lake import DAY, Lake, row
 
 CALENDAR = "Calendar of the partitions, by d"
 ROWS = "Rows appended per batch"

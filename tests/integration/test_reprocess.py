@@ -26,9 +26,9 @@ from lakeupsert.storage import LocalStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.testing.faults import FAULTS, Fault, Killed, Points
-from lakeupsert.testing.lake import DAY, Lake, row
-from lakeupsert.testing.model import Row
-from lakeupsert.testing.processes import LakeProcess, Strike
+from tests.harness.lake import DAY, Lake, row
+from tests.harness.model import Row
+from tests.harness.processes import LakeProcess, Strike
 
 Source = Literal["stored", "landing"]
 both = pytest.mark.parametrize("source", ["stored", "landing"])

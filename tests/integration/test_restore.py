@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.testing.faults import Fault, Killed
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from lakeupsert.read import arrow as reading
 from lakeupsert.report.nights import observe
 from lakeupsert.rows import datafiles
 from lakeupsert.testing.faults import FAULTS, Fault
-from lakeupsert.testing.lake import Lake, delta_rows, row
 from lakeupsert.testing.proof import assert_proved
-from lakeupsert.testing.spark import collect
+from tests.harness.lake import Lake, delta_rows, row
+from tests.harness.spark import collect
 
 SCHEMA = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "op": "string"}
 VALUES = ["10", "9", "-1", "1e2", " 8", "0x1F", None, "abc"]

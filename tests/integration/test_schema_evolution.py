@@ -17,7 +17,7 @@ from lakeupsert import Table
 from lakeupsert.landing.formats import blocks
 from lakeupsert.table.types import type_name
 from lakeupsert.testing.proof import assert_proved
-from lakeupsert.testing.spark import collect
+from tests.harness.spark import collect
 
 FORMATS = ("csv", "jsonl", "parquet", "avro", "orc")
 _AVRO = {str: "string", int: "long", float: "double"}

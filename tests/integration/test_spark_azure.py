@@ -8,9 +8,9 @@ import pytest
 
 from lakeupsert.engine.spark_versions import hadoop_version
 from lakeupsert.storage.azureaccount import abfs_settings
-from lakeupsert.testing import servers
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.servers import Server
+from tests.harness import servers
+from tests.harness.lake import Lake, row
+from tests.harness.servers import Server
 
 WASB_PORT = 10000
 

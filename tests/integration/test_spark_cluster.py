@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from lakeupsert.testing import servers
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.processes import wait_until
+from tests.harness import servers
+from tests.harness.lake import Lake, row
+from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.cluster
 DAYS = 24

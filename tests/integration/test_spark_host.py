@@ -24,8 +24,8 @@ from lakeupsert.engine.hosted import HostedEngine
 from lakeupsert.errors import ConfigurationError, DamagedTableError, ExecutorError, RefusedError, TaskDiedError
 from lakeupsert.operations import reconcile
 from lakeupsert.pipeline import dedupe
-from lakeupsert.testing.lake import DAY, Lake, row
-from lakeupsert.testing.processes import wait_until
+from tests.harness.lake import DAY, Lake, row
+from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("spark")
 DAYS = 12

@@ -15,11 +15,11 @@ import pytest
 
 from lakeupsert import sparkenv
 from lakeupsert.storage.s3 import ATTEMPTS
-from lakeupsert.testing import servers
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.processes import wait_until
-from lakeupsert.testing.proxy import FaultProxy, Rule
-from lakeupsert.testing.servers import HOST, Server, free_port, serve
+from tests.harness import servers
+from tests.harness.lake import Lake, row
+from tests.harness.processes import wait_until
+from tests.harness.proxy import FaultProxy, Rule
+from tests.harness.servers import HOST, Server, free_port, serve
 
 NIGHTS = [
     [row("a", 0, 1, 1), row("b", 0, 1, 1), row("a", 1, 1, 1), row("c", 1, 5, 1)],

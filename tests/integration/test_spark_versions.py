@@ -21,8 +21,8 @@ import pytest
 from lakeupsert import sparkenv
 from lakeupsert.api import Table
 from lakeupsert.engine.by_name import EngineName
-from lakeupsert.testing import servers
-from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
+from tests.harness import servers
+from tests.harness.processes import PATIENCE_SECONDS, wait_until
 
 INT64 = pa.int64()
 ADOPTED = date(2019, 12, 30)

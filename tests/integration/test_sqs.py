@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from lakeupsert import Table, clock
 from lakeupsert.cli import main
 from lakeupsert.queue import Message, QueueStats
-from lakeupsert.testing import servers
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.processes import wait_until
-from lakeupsert.testing.servers import Server, new_queue
+from tests.harness import servers
+from tests.harness.lake import Lake, row
+from tests.harness.processes import wait_until
+from tests.harness.servers import Server, new_queue
 
 PARTITIONS = [f"d=2020-01-{day:02}" for day in range(1, 25)]
 

@@ -21,7 +21,7 @@ from lakeupsert.operations.statement import StatementResult
 from lakeupsert.table.ledger import Statement, check_entry
 from lakeupsert.table.spec import STATEMENTS
 from lakeupsert.testing.faults import FAULTS, Fault
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 
 def gone(row: Any) -> Any:

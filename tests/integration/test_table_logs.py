@@ -15,7 +15,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.table_logs import likely_log_above, log_above, log_of
 from lakeupsert.operations.propose import propose
 from lakeupsert.storage import open_store
-from lakeupsert.testing import servers
+from tests.harness import servers
 
 LOGS = {
     "Delta": "_delta_log/00000000000000000000.json",

@@ -20,7 +20,7 @@ from lakeupsert.config import DeleteSettings, GroupSettings, TableSettings
 from lakeupsert.read.view import View
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.testing.spark import collect
+from tests.harness.spark import collect
 
 DAYS = [date(2020, 1, 1) + timedelta(days=n) for n in range(20)]
 NAME = '<b>&na"me'

@@ -20,7 +20,7 @@ from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.testing.faults import FAULTS, Fault
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 
 class PassingTime(clock.Source):

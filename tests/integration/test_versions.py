@@ -17,9 +17,9 @@ from lakeupsert.cli import main
 from lakeupsert.engine.resolve import Versions
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import strategy
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.rounds import TIMES
-from lakeupsert.testing.spark import collect
+from tests.harness.lake import Lake, row
+from tests.harness.rounds import TIMES
+from tests.harness.spark import collect
 
 BATCH, RECEIVED_AT = "_lakeupsert_batch", "_lakeupsert_received_at"
 CASES = pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_setting_is_fixed_when_the_table_is_created(lake: Lake) -> None:
 
 
 def test_readers_of_publishers_see_the_columns_of_the_table_alone(tmp_path: Path) -> None:
-    from lakeupsert.testing.lake import iceberg_settings, iceberg_table
+    from tests.harness.lake import iceberg_settings, iceberg_table
 
     lake = Lake(
         tmp_path, versions=True, strategy="delta", publishers=("delta", "iceberg"), iceberg=iceberg_settings(tmp_path)

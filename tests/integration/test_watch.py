@@ -20,7 +20,7 @@ from rich.console import Console
 from lakeupsert.cli import main
 from lakeupsert.cli.look.watch import overview, panel
 from lakeupsert.pipeline.worker import mark_failed
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 PATIENCE = 60.0
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

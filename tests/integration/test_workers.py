@@ -30,10 +30,10 @@ from lakeupsert.pipeline.worker import UNANSWERED, drain, drain_received, mark_f
 from lakeupsert.queue import Lease, QueueStats
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.testing.faults import Fault
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
-from lakeupsert.testing.proxy import FaultProxy, Rule
-from lakeupsert.testing.servers import Server
+from tests.harness.lake import Lake, row
+from tests.harness.processes import PATIENCE_SECONDS, wait_until
+from tests.harness.proxy import FaultProxy, Rule
+from tests.harness.servers import Server
 
 PARTITIONS = [f"d=2020-01-{day:02}" for day in range(1, 5)]
 FIRST_BASE = Rule("hold", "PUT", "/processed/d=", times=1)

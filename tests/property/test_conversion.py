@@ -21,7 +21,7 @@ from lakeupsert.landing.formats import blocks, csvfile, records
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type, unify
 from lakeupsert.rows.convert import convert
-from lakeupsert.testing.rounds import TIMES
+from tests.harness.rounds import TIMES
 
 EXACT = Context(prec=200)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

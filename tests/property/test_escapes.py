@@ -17,7 +17,7 @@ from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.operations.recompute_text import read_text
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
-from lakeupsert.testing.rounds import TIMES
+from tests.harness.rounds import TIMES
 
 NAMES = ("id", "day", "note")
 SPEC = create(

@@ -51,8 +51,8 @@ from lakeupsert.table.spec import (
     Ordering,
     TableSpec,
 )
-from lakeupsert.testing.rounds import TIMES
-from lakeupsert.testing.spark import collect
+from tests.harness.rounds import TIMES
+from tests.harness.spark import collect
 
 ROUNDS = 6 * TIMES
 """Of all tests of many feeds together."""

@@ -20,7 +20,7 @@ from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.evolution import create
-from lakeupsert.testing.rounds import TIMES
+from tests.harness.rounds import TIMES
 
 NAMES = ("id", "day", "note")
 SPEC = create(

@@ -26,8 +26,8 @@ from lakeupsert.pipeline.worker import drain
 from lakeupsert.queue import Message
 from lakeupsert.rows import datafiles
 from lakeupsert.testing.faults import Fault, Killed
-from lakeupsert.testing.lake import Lake, iceberg_settings, row
-from lakeupsert.testing.rounds import TIMES
+from tests.harness.lake import Lake, iceberg_settings, row
+from tests.harness.rounds import TIMES
 
 MEMORY = Path("/dev/shm")
 

@@ -16,7 +16,7 @@ import pytest
 
 from lakeupsert import Table
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.testing.rounds import TIMES
+from tests.harness.rounds import TIMES
 
 DAYS = ("2020-01-01", "2020-01-02")
 

@@ -21,10 +21,10 @@ from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline import strategy
 from lakeupsert.publishers.delta_log import list_log
 from lakeupsert.storage import open_store
-from lakeupsert.testing.lake import Lake, delta_rows
 from lakeupsert.testing.proof import assert_proved
-from lakeupsert.testing.rounds import TIMES
-from lakeupsert.testing.spark import collect
+from tests.harness.lake import Lake, delta_rows
+from tests.harness.rounds import TIMES
+from tests.harness.spark import collect
 
 NAMES = ("a", "b", "c", "e", "A")
 DAYS = (date(2020, 1, 1), date(2020, 1, 2))

@@ -29,8 +29,8 @@ from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
 from lakeupsert.rows import datafiles
-from lakeupsert.testing.lake import iceberg_settings, iceberg_table
-from lakeupsert.testing.rounds import TIMES
+from tests.harness.lake import iceberg_settings, iceberg_table
+from tests.harness.rounds import TIMES
 
 FILTERS = 30
 ICEBERG_FILTERS = 12

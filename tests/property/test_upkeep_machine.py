@@ -30,9 +30,9 @@ from lakeupsert.read.view import View
 from lakeupsert.rows import datafiles, vectors
 from lakeupsert.table.layout import DATA, KEYS, partition_of
 from lakeupsert.testing.faults import Fault, Killed
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.model import counts_at
-from lakeupsert.testing.rounds import TIMES
+from tests.harness.lake import Lake, row
+from tests.harness.model import counts_at
+from tests.harness.rounds import TIMES
 
 MEMORY = Path("/dev/shm")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lakeupsert.testing.readers import Readers
-from lakeupsert.testing.servers import Server
+from tests.harness.readers import Readers
+from tests.harness.servers import Server
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

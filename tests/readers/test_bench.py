@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from lakeupsert.testing.readers import (
+from tests.harness.readers import (
     FORMATS,
     HARMLESS,
     WRITES,
@@ -32,7 +32,7 @@ from lakeupsert.testing.readers import (
     compare,
     program,
 )
-from lakeupsert.testing.servers import Server
+from tests.harness.servers import Server
 
 PARTITIONS = ("a b", "x=y", "ü", "%41", None, "2026-01-01")
 GONE = (3, 10)

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 
-from lakeupsert.testing.readers import Difference, canonical, compare
+from tests.harness.readers import Difference, canonical, compare
 
 NAN = float("nan")
 ROWS = pa.table(

@@ -7,7 +7,7 @@ import pytest
 
 from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
-from lakeupsert.testing.readers import Place, Readers, program
+from tests.harness.readers import Place, Readers, program
 
 NAME = 'o"r d'
 COUNT = "SELECT 1 / (CASE WHEN count(*) = 2 THEN 1 ELSE 0 END) FROM {}"

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from lakeupsert.testing import typed_lake
-from lakeupsert.testing.readers import FORMATS, Place, Readers, Refusal, as_shown, compare
-from lakeupsert.testing.typed_lake import KINDS, PARTITIONS, TypedLake, days, schema_without
+from tests.harness import typed_lake
+from tests.harness.readers import FORMATS, Place, Readers, Refusal, as_shown, compare
+from tests.harness.typed_lake import KINDS, PARTITIONS, TypedLake, days, schema_without
 
 READERS = [name for name, formats in FORMATS.items() if "delta" in formats]
 SCHEMA = schema_without("tiny", "real", "at_ms", "at_s", "counts")

@@ -1,11 +1,11 @@
-"""The small form of `python -m lakeupsert.testing.soak`."""
+"""The small form of `python -m tests.harness.soak`."""
 
 from pathlib import Path
 
 import pytest
 
-from lakeupsert.testing.readers import Readers
-from lakeupsert.testing.soak import soak
+from tests.harness.readers import Readers
+from tests.harness.soak import soak
 
 
 @pytest.mark.parametrize("retention", ["24h", "0s"])

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.storage import open_store
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.readers import FORMATS, HARMLESS, WRITES, Place, Readers, as_shown, compare
-from lakeupsert.testing.servers import Server
+from tests.harness.lake import Lake, row
+from tests.harness.readers import FORMATS, HARMLESS, WRITES, Place, Readers, as_shown, compare
+from tests.harness.servers import Server
 
 READERS = [name for name, formats in FORMATS.items() if "delta" in formats]
 KEY = ["k", "l", "d"]

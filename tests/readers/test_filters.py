@@ -15,8 +15,8 @@ import pytest
 
 from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
-from lakeupsert.testing.lake import iceberg_settings
-from lakeupsert.testing.readers import FORMATS, Format, Place, Readers, canonical
+from tests.harness.lake import iceberg_settings
+from tests.harness.readers import FORMATS, Format, Place, Readers, canonical
 
 READERS = [
     (name, format_)

@@ -15,9 +15,9 @@ import pytest
 from lakeupsert import clock
 from lakeupsert.api import Table
 from lakeupsert.config import HiveSettings
-from lakeupsert.testing import typed_lake
-from lakeupsert.testing.readers import Place, Readers, Refusal, canonical, compare
-from lakeupsert.testing.typed_lake import KINDS, TypedLake, days, schema_without
+from tests.harness import typed_lake
+from tests.harness.readers import Place, Readers, Refusal, canonical, compare
+from tests.harness.typed_lake import KINDS, TypedLake, days, schema_without
 
 SCHEMA = schema_without("at_ms", "at_s")
 SPOT = SCHEMA.field("spot").type

@@ -11,11 +11,11 @@ import pytest
 
 from lakeupsert import clock
 from lakeupsert.config import IcebergSettings
-from lakeupsert.testing import typed_lake
-from lakeupsert.testing.lake import iceberg_table
-from lakeupsert.testing.readers import FORMATS, Place, Readers, Refusal, as_shown, compare
-from lakeupsert.testing.servers import Server
-from lakeupsert.testing.typed_lake import KINDS, TypedLake, days, schema_without
+from tests.harness import typed_lake
+from tests.harness.lake import iceberg_table
+from tests.harness.readers import FORMATS, Place, Readers, Refusal, as_shown, compare
+from tests.harness.servers import Server
+from tests.harness.typed_lake import KINDS, TypedLake, days, schema_without
 
 READERS = [name for name, formats in FORMATS.items() if "iceberg" in formats]
 SCHEMA = schema_without("real", "at_ms", "at_s")

@@ -11,7 +11,7 @@ import pytest
 from lakeupsert.api import Table
 from lakeupsert.config import IcebergSettings, TableSettings
 from lakeupsert.publishers.iceberg import FOLDER
-from lakeupsert.testing.readers import Place, Readers, compare
+from tests.harness.readers import Place, Readers, compare
 
 STATEMENTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "spark": {

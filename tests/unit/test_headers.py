@@ -7,7 +7,7 @@ import pytest
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.operations.habits import NIGHTS
 from lakeupsert.table.ledger import HEADERS_TOGETHER
-from lakeupsert.testing.lake import Lake, row
+from tests.harness.lake import Lake, row
 
 BATCHES = 2 * HEADERS_TOGETHER + 10
 

@@ -18,7 +18,7 @@ from lakeupsert.table.ledger import LedgerEntry, Touched
 from lakeupsert.table.manifest import BucketEntry, Changes, Counters, DataFile, FailedMark, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.testing.faults import Fault, Points
-from lakeupsert.testing.lake import FaultyTable
+from tests.harness.lake import FaultyTable
 
 A, B = "d=2020-01-01", "d=2020-01-02"
 

@@ -1,6 +1,6 @@
 """The loop of a reader's process: one JSON request a line on stdin, one JSON answer a line on stdout.
 
-A request names the table as `lakeupsert.testing.readers.Place` does. Rows travel in an Arrow file whose path the request gives.
+A request names the table as `tests.harness.readers.Place` does. Rows travel in an Arrow file whose path the request gives.
 Each driver runs in the environment of its reader, which has no lakeupsert.
 """
 

@@ -1,7 +1,7 @@
 """Real servers on loopback, each with its own folder and port. They end with the block that started them.
 
-    python -m lakeupsert.testing.servers aws lakeupsert demo --lake s3://lake/demo --queue sqs://lake
-    python -m lakeupsert.testing.servers azure lakeupsert demo --lake az://lake/demo --queue azqueue://devstoreaccount1/lake
+    python -m tests.harness.servers aws lakeupsert demo --lake s3://lake/demo --queue sqs://lake
+    python -m tests.harness.servers azure lakeupsert demo --lake az://lake/demo --queue azqueue://devstoreaccount1/lake
 
 run a command beside an S3 (versitygw) and an SQS (ElasticMQ), or an Azure Storage (Azurite), with a bucket or container and a
 queue, both named `lake`.
@@ -25,7 +25,7 @@ import pytest
 
 from lakeupsert.queue.azure import POISON
 from lakeupsert.storage.azureaccount import EMULATOR
-from lakeupsert.testing.processes import wait_until
+from tests.harness.processes import wait_until
 
 HOST = "127.0.0.1"
 PROGRAMS = Path(__file__).parents[2] / "build" / "servers"
@@ -134,7 +134,7 @@ def serve(
 def moto(env: Mapping[str, str] = {}) -> Iterator[Server]:
     """S3 and SQS in memory. Accepts any credentials."""
     port = free_port()
-    command = [sys.executable, "-m", "lakeupsert.testing.motoserver", "-H", HOST, "-p", str(port)]
+    command = [sys.executable, "-m", "tests.harness.motoserver", "-H", HOST, "-p", str(port)]
     with tempfile.TemporaryDirectory(prefix="moto-") as folder, serve(command, port, Path(folder) / "log", env):
         yield Server(port, _aws(port))
 

@@ -1,6 +1,6 @@
 """Nights with kills, vacuums and a dead publisher, while other engines read the Delta table in a loop: every read compared.
 
-    python -m lakeupsert.testing.soak --nights 20 --retention 24h --readers duckdb delta-rs polars trino spark
+    python -m tests.harness.soak --nights 20 --retention 24h --readers duckdb delta-rs polars trino spark
 
 Reads     nothing; needs the engines that `make readers` installs
 Writes    a new table in a temporary folder, deleted at the end
@@ -37,9 +37,9 @@ from lakeupsert.operations.vacuum import VacuumResult
 from lakeupsert.publishers.delta_log import list_log
 from lakeupsert.storage import StoreUnavailableError, open_store
 from lakeupsert.testing.faults import Points
-from lakeupsert.testing.lake import Lake, delta_rows, row
-from lakeupsert.testing.processes import STEPS, Died, LakeProcess, Strike, wait_until
-from lakeupsert.testing.readers import FORMATS, Place, Reader, ReaderDied, Readers, Refusal, canonical
+from tests.harness.lake import Lake, delta_rows, row
+from tests.harness.processes import STEPS, Died, LakeProcess, Strike, wait_until
+from tests.harness.readers import FORMATS, Place, Reader, ReaderDied, Readers, Refusal, canonical
 
 READERS = tuple(name for name, formats in FORMATS.items() if "delta" in formats)
 DAYS = 12

@@ -5,8 +5,8 @@ from contextlib import ExitStack
 
 from lakeupsert.api import Table
 from lakeupsert.config import PublisherName
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.processes import LakeProcess
+from tests.harness.lake import Lake, row
+from tests.harness.processes import LakeProcess
 
 DAYS = 3
 THREADS = 4

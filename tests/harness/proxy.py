@@ -20,7 +20,7 @@ from typing import Literal
 from urllib.parse import unquote
 
 from lakeupsert import clock
-from lakeupsert.testing.servers import HOST, Server
+from tests.harness.servers import HOST, Server
 
 Act = Literal["lose", "cut", "delay", "hold", "answer", "strip"]
 

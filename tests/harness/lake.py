@@ -32,7 +32,7 @@ from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.spec import PartitionColumn
 from lakeupsert.table.types import named_type
 from lakeupsert.testing.faults import Fault, FaultyQueue, FaultyStore, Killed, Points
-from lakeupsert.testing.model import Change, Row, Rules, counts_at, expected
+from tests.harness.model import Change, Row, Rules, counts_at, expected
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table as IcebergTable

@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert import clock
-from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
-from lakeupsert.testing.servers import END_SECONDS, HOST, free_port, pyspark_home, require, serve
+from tests.harness.processes import PATIENCE_SECONDS, wait_until
+from tests.harness.servers import END_SECONDS, HOST, free_port, pyspark_home, require, serve
 
 Format = Literal["delta", "iceberg", "hive"]
 Row = tuple[object, ...]

@@ -30,7 +30,7 @@ from lakeupsert.errors import LakeupsertError
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.worker import drain
 from lakeupsert.testing.faults import Fault, Points
-from lakeupsert.testing.lake import Lake
+from tests.harness.lake import Lake
 
 PATIENCE_SECONDS = 120.0
 """The longest wait for anything that must happen. It is generous because the machine may be busy."""

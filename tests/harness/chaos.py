@@ -1,6 +1,6 @@
 """Chaos: six worker processes on a cloud, one killed every five seconds, one answer in twenty lost; all rows compared.
 
-    python -m lakeupsert.testing.chaos --minutes 4 --runs 3
+    python -m tests.harness.chaos --minutes 4 --runs 3
 
 Reads     nothing; needs the servers that `make servers` installs
 Writes    a new table for each run, in a bucket of versitygw or a container of Azurite, deleted at the end
@@ -28,10 +28,10 @@ from signal import SIGKILL
 from lakeupsert import clock
 from lakeupsert.errors import LakeupsertError
 from lakeupsert.queue import QueueStats
-from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.processes import PATIENCE_SECONDS, Died, LakeProcess, Strike
-from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy
-from lakeupsert.testing.servers import CLOUDS
+from tests.harness.lake import Lake, row
+from tests.harness.processes import PATIENCE_SECONDS, Died, LakeProcess, Strike
+from tests.harness.proxy import FaultProxy, Rule, fault_proxy
+from tests.harness.servers import CLOUDS
 
 WORKERS = 6
 PARTITIONS = 120

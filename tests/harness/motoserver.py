@@ -1,6 +1,6 @@
 """moto's server with a lock that makes conditional writes atomic, as in S3. Without it, two threads could both win.
 
-python -m lakeupsert.testing.motoserver -H 127.0.0.1 -p PORT
+python -m tests.harness.motoserver -H 127.0.0.1 -p PORT
 
 With LAKEUPSERT_MOTO_LOSES_RACES, a number of seconds, in the environment, it keeps conditions only of creates that come one after
 the other: so long after it looked whether a name is free, it writes. Adobe S3Mock 5.2.0 does so within a shorter time.

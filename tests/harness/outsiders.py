@@ -32,8 +32,8 @@ from lakeupsert.pipeline.publishers import publisher
 from lakeupsert.publishers import glue, hive, iceberg_catalog, symlink
 from lakeupsert.storage import UnknownOutcomeError, open_store
 from lakeupsert.testing.faults import Points
-from lakeupsert.testing.lake import Lake, delta_rows, iceberg_settings, iceberg_table
-from lakeupsert.testing.servers import Server
+from tests.harness.lake import Lake, delta_rows, iceberg_settings, iceberg_table
+from tests.harness.servers import Server
 
 Values = tuple[str, ...]
 Rows = list[dict[str, Any]]

@@ -1,0 +1,1 @@
+"""What only lakeupsert's own tests, benchmarks and demos use. Authors of backends find theirs in `lakeupsert.testing`."""
