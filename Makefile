@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: house help setup test-writers writers demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-latency \
+.PHONY: house help setup test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-latency \
     bench-azure bench-kernels bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
@@ -45,23 +45,25 @@ demo-azure: setup servers ## the same on Azure Storage: a real server on loopbac
 	@$(BIN)/python -m tests.harness.servers azure $(BIN)/lakeupsert demo --output build/demo-azure \
 	    --lake az://lake/demo --queue azqueue://devstoreaccount1/lake $(DEMO_ARGS)
 
-test: setup $(if $(CI),servers) ## all tests but those of `make test-long`, `make test-crash`, `make test-big`, `make test-readers` and `make test-spark-cluster`
-	@$(MAKE) --jobs 6 --no-print-directory test-integration test-integration-2 test-spark test-others test-aws test-azure
+test: setup $(if $(CI),servers) ## the laws, every command, one Spark night, S3 and Azure by one night each; five minutes on two idle cores
+	@$(MAKE) --jobs 5 --no-print-directory test-spark test-cloud test-integration test-integration-2 test-others
 
-test-spark: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and not cluster and spark"
-test-aws: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and cloud and not azure"
-test-azure: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and azure"
-test-integration: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and not spark and not cloud" --ignore-glob '*/test_[g-z]*.py' tests/integration
-test-integration-2: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and not spark and not cloud" --ignore-glob '*/test_[a-f]*.py' tests/integration
-test-others: TESTS := -m "not long and not crash and not big and not readers and not capture and not writers and not spark and not cloud" --ignore tests/integration
-test-spark test-aws test-azure test-integration test-integration-2 test-others:
+# A process imports what its files import. What has a command of its own is in none of them.
+OWN := not crash and not big and not readers and not capture and not writers and not cluster
+QUICK := $(OWN) and not long
+test-spark: TESTS := -m "$(QUICK) and core and spark"
+test-cloud: TESTS := -m "$(QUICK) and core and cloud"
+test-integration: TESTS := -m "$(QUICK) and not core" tests/integration/test_[a-f]*.py
+test-integration-2: TESTS := -m "$(QUICK) and not core" tests/integration/test_[g-z]*.py
+test-others: TESTS := -m "$(QUICK) and not core" --ignore tests/integration
+test-spark test-cloud test-integration test-integration-2 test-others:
 	@$(BIN)/pytest $(TESTS)
 
-test-long: setup $(if $(CI),servers) ## what `make test` leaves out: programs with a JVM of their own, whole products of types, examples and servers; half an hour
+test-long: setup $(if $(CI),servers) ## what `make test` leaves out: Spark, servers, whole products of types and examples; an hour
 	@$(MAKE) --jobs 2 --no-print-directory test-long-spark test-long-others
 
-test-long-spark: TESTS := -m "long and not crash and spark"
-test-long-others: TESTS := -m "long and not crash and not spark"
+test-long-spark: TESTS := -m "$(OWN) and long and spark"
+test-long-others: TESTS := -m "$(OWN) and long and not spark"
 test-long-spark test-long-others:
 	@$(BIN)/pytest $(TESTS) $(SMALL)
 

@@ -39,8 +39,10 @@ if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 4 << 
 AZURE = {"azurite", "azure", "azure_cloud"}
 SERVERS = AZURE | {"elasticmq", "iceberg_rest", "moto", "versitygw", "aws", "gcs", "s3_server", "store_server"}
 """Fixtures, and parameters that name one, that are servers."""
-WORDS = {"spark": {"spark"}, "azure": AZURE, "cloud": SERVERS | {"cloud"}}
+WORDS = {"spark": {"spark"}, "azure": AZURE, "cloud": SERVERS | {"cloud"}, "core": {"mark.core"}}
 """Markers, and words of which a file with such a test has one."""
+STARTS = pytest.StashKey[bool]()
+"""Whether a test starts Spark or a server."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -55,25 +57,50 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem() -> Iterator[Any]:
-    """Mark all but N cases of a test function with `few(N)` as `long`. The N are spread over the values of its parameters."""
+    """Mark each case of a test function by what it needs, and those that `make test` leaves out as `long`: what needs Spark or a
+    server and is not `core`, and of one function all cases but those that `few` asks for."""
     made = yield
-    for marker in made[0].iter_markers("few") if isinstance(made, list) and made else ():
-        cases = [case for case in made if case.get_closest_marker("long") is None]
-        few = _spread(cases, *marker.args)
-        for case in cases:
-            if case not in few:
-                case.add_marker(pytest.mark.long)
-        break
+    if not isinstance(made, list) or not made:
+        return made
+    for case in made:
+        case.stash[STARTS] = _mark_needs(case)
+        if case.stash[STARTS] and case.get_closest_marker("core") is None:
+            case.add_marker(pytest.mark.long)
+    cases = [case for case in made if case.get_closest_marker("long") is None]
+    few = made[0].get_closest_marker("few")
+    count = few.args[0] if few else len(cases) if made[0].path.match("unit/*.py") else 1
+    for case in {*cases} - {*_spread(cases, count)}:
+        case.add_marker(pytest.mark.long)
     return made
+
+
+def _mark_needs(case: pytest.Function) -> bool:
+    """Mark what needs Spark, a server, or Azure's: `make test` runs each in a process of its own, so that each starts once.
+    Returns whether it starts something: a test that only has `spark` in its name does not."""
+    callspec = getattr(case, "callspec", None)
+    values = callspec.params.values() if callspec else ()
+    names = {*case.fixturenames, *(value for value in values if isinstance(value, str))}
+    starts_spark = case.get_closest_marker("spark") is not None or any("spark" in name for name in names)
+    if (starts_spark or "spark" in case.nodeid) and _has_word_of("spark", case.path):
+        case.add_marker(pytest.mark.spark)
+        return starts_spark
+    if names & SERVERS and _has_word_of("cloud", case.path):
+        case.add_marker(pytest.mark.cloud)
+        if names & AZURE:
+            case.add_marker(pytest.mark.azure)
+        return True
+    return False
 
 
 def _spread(cases: list[Any], count: int) -> list[Any]:
     """One after the other the case with most values, then most pairs of values, that no case before it has, then with the
     values that cases before it have least."""
+    if count >= len(cases):
+        return cases
     values = {case: frozenset((name, id(value)) for name, value in case.callspec.params.items()) for case in cases}
     chosen: list[Any] = []
     seen: Counter[Any] = Counter()
-    while len(chosen) < min(count, len(cases)):
+    while len(chosen) < count:
         news = {
             case: (
                 len(of_case - seen.keys()),
@@ -125,25 +152,12 @@ def _has_word_of(marker: str, file: Path) -> bool:
     return any(word in text for word in WORDS[marker])
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what needs Spark, a server, or Azure's: `make test` runs each in a process of its own, so that each starts once."""
-    callspec = getattr(item, "callspec", None)
-    parameters = {value for value in callspec.params.values() if isinstance(value, str)} if callspec else set()
-    names = {*getattr(item, "fixturenames", ()), *parameters}
-    if any("spark" in name for name in (item.nodeid, *names)) and _has_word_of("spark", item.path):
-        item.add_marker(pytest.mark.spark)
-    elif names & SERVERS and _has_word_of("cloud", item.path):
-        item.add_marker(pytest.mark.cloud)
-        if names & AZURE:
-            item.add_marker(pytest.mark.azure)
-
-
 @pytest.fixture(autouse=True)
 def no_session_by_accident(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that forgot `host="local"` costs the other processes of `make test` a JVM."""
     before = _session()
     yield
-    if before is None and request.node.get_closest_marker("spark") is None:
+    if before is None and not request.node.stash[STARTS]:
         assert _session() is None, "this test started Spark without the fixture `spark`"
 
 

@@ -203,6 +203,7 @@ def through_proxy(proxy: FaultProxy, new_place: Callable[[Server], str]) -> Obje
     return open_store(f"{new_place(proxy.server)}/lake")
 
 
+@pytest.mark.core
 def test_create_without_an_answer_is_sent_once_and_never_guessed(through_proxy: ObjectStore, proxy: FaultProxy) -> None:
     store = through_proxy
     store.create("first", b"")  # brings the proof of conditions
@@ -232,6 +233,7 @@ def test_every_request_is_counted_as_it_is_sent(through_proxy: ObjectStore, prox
         assert store.requests.as_dict()[kind] - before == len(proxy.log) == 2
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("code", "outcome"),
     [

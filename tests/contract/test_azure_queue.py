@@ -69,6 +69,7 @@ def test_address_that_azure_would_not_take_is_refused(address: str) -> None:
         open_queue(address)
 
 
+@pytest.mark.core
 def test_message_is_the_base64_that_functions_expect_and_never_expires(queue: AzureQueue, azure: Server) -> None:
     queue.send([message(1)])
     found = client(azure, queue.name).receive_message()
@@ -173,6 +174,7 @@ def test_function_whose_host_extended_meanwhile_buries_all_the_same(queue: Azure
     assert queue.receive(1, 60.0) == [], "still hidden, for the host to delete"
 
 
+@pytest.mark.core
 def test_release_ends_a_lease_also_for_who_waits_to_extend_it(queue: AzureQueue) -> None:
     queue.send([message(1)])
     [lease] = queue.receive(1, 60.0)

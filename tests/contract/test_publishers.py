@@ -119,6 +119,7 @@ def test_every_snapshot_is_shown(stage: Stage, other: Outsider) -> None:
     lake.check()
 
 
+@pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize("partition_by", [(), ("bucket(2, k)",), ("d", "bucket(2, k, l)")], ids=str)
 def test_a_table_without_partition_columns_and_one_by_hash_are_shown(
@@ -333,6 +334,7 @@ def test_publisher_that_fails_is_reported_and_the_next_one_shows_what_is_missing
     lake.check()
 
 
+@pytest.mark.long
 def test_publisher_without_an_answer_stops_neither_night_nor_status_nor_vacuum(stage: Stage, other: Outsider) -> None:
     lake = stage.lake(keep_snapshots=1, superseded_retention="0s")
     before = other.rows(lake)

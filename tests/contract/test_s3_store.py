@@ -47,6 +47,7 @@ VERBS: dict[str, Callable[[ObjectStore], Any]] = {
 PAGE = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body><p>Sign in<br></body></html>"
 
 
+@pytest.mark.core
 class TestS3Store(ObjectStoreContract):
     @pytest.fixture(autouse=True)
     def on_server(self, s3_server: Server, new_bucket: NewBucket) -> None:
@@ -180,6 +181,7 @@ def store(proxy: FaultProxy, new_bucket: NewBucket) -> ObjectStore:
 # -- create
 
 
+@pytest.mark.core
 def test_create_whose_answer_is_lost_is_unknown_and_sent_once(store: ObjectStore, proxy: FaultProxy) -> None:
     proxy.rules = (Rule("lose", "PUT", having="if-none-match"),)
     with pytest.raises(UnknownOutcomeError):
@@ -188,6 +190,7 @@ def test_create_whose_answer_is_lost_is_unknown_and_sent_once(store: ObjectStore
     assert store.get("b") == b"two"
 
 
+@pytest.mark.core
 def test_chain_takes_a_version_whose_answer_was_lost_as_won(store: ObjectStore, proxy: FaultProxy) -> None:
     proxy.rules = (Rule("lose", "PUT", having="if-none-match", times=1),)
     chain = Chain(store, "chain", "test", Body, lambda old, new: None)
@@ -221,6 +224,7 @@ def test_create_without_an_answer_of_s3_is_unknown(store: ObjectStore, proxy: Fa
     assert len(proxy.log) == 1
 
 
+@pytest.mark.core
 def test_server_that_ignores_conditions_is_refused_before_anything_is_committed(
     store: ObjectStore, proxy: FaultProxy
 ) -> None:
@@ -236,6 +240,7 @@ def test_server_that_ignores_conditions_is_refused_before_anything_is_committed(
 # -- what is no answer, and what is a clear one
 
 
+@pytest.mark.core
 @pytest.mark.few(12)
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
@@ -268,6 +273,7 @@ def test_success_that_does_not_say_what_s3_says_is_not_believed(
         VERBS[verb](store)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("verb", VERBS)
 def test_passing_failure_is_not_noticed(store: ObjectStore, proxy: FaultProxy, verb: str) -> None:
     for rule in (refuse(503, "SlowDown", times=1), Rule("lose", times=1), Rule("cut", "GET", times=1)):
@@ -279,6 +285,7 @@ def test_passing_failure_is_not_noticed(store: ObjectStore, proxy: FaultProxy, v
         store.create("a", b"one")
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("verb", "grant"),
     [
@@ -321,6 +328,7 @@ def test_object_that_could_not_be_deleted_is_deleted_again(store: ObjectStore, p
     assert store.head("a") is None
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("status_code", [(400, "ExpiredToken"), (403, "InvalidAccessKeyId")])
 def test_credentials_that_are_not_accepted_are_a_setting_to_correct(
     store: ObjectStore, proxy: FaultProxy, status_code: tuple[int, str]
@@ -399,6 +407,7 @@ def test_multipart_upload_that_is_complete_and_forgotten_is_found(
         write(store, "c", bytes(12 << 20))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("path", ["partNumber=2", "uploadId=.*(?<!partNumber)$"])
 def test_multipart_upload_that_fails_leaves_nothing(
     store: ObjectStore, proxy: FaultProxy, small_parts: None, path: str
@@ -417,6 +426,7 @@ NO_SUFFIXES = replace(refuse(416, "InvalidRange", "GET"), having="range: bytes=-
 """rclone serve s3 1.75.2 and gofakes3 1.2.0 answer the last 256 KB of a smaller object with 416."""
 
 
+@pytest.mark.core
 def test_object_is_empty_only_if_its_size_says_so(store: ObjectStore, proxy: FaultProxy) -> None:
     small, large, opened = b"k,v\n1,2\n" * 9, bytes(s3.TAIL_BYTES + 1), s3.TAIL_BYTES
     for name, data in {"small": small, "whole": bytes(opened), "large": large, "empty": b""}.items():
@@ -434,6 +444,7 @@ def test_object_is_empty_only_if_its_size_says_so(store: ObjectStore, proxy: Fau
         store.open("absent")
 
 
+@pytest.mark.core
 def test_size_that_is_not_the_listed_one_is_no_end_of_the_file(store: ObjectStore, proxy: FaultProxy) -> None:
     """The server names another size, sends less than the range, or knows no ranges."""
     data = np.random.default_rng(1).bytes(3 * s3.TAIL_BYTES)

@@ -130,6 +130,7 @@ class SqsContract(WorkQueueContract):
         assert self.receive_one(queue).receives == 1
 
 
+@pytest.mark.core
 class TestOnElasticMq(SqsContract):
     lease_seconds = 2.0
 
@@ -210,6 +211,7 @@ def test_messages_are_sent_in_tens(queue: SqsQueue, requests: Requests) -> None:
     assert batches == [10, 10, 3]
 
 
+@pytest.mark.core
 def test_messages_that_sqs_did_not_take_are_sent_again_alone(queue: SqsQueue, requests: Requests) -> None:
     refused = {3, 7}
 
@@ -290,6 +292,7 @@ def test_what_was_received_before_a_failure_is_worked_on(queue: SqsQueue, reques
     assert len(queue.receive(8, HOLD)) == 1
 
 
+@pytest.mark.core
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
     "body",
@@ -382,6 +385,7 @@ def test_queue_that_was_deleted_meanwhile_is_missing_too(queue: SqsQueue) -> Non
     assert caught.value.code == "no-such-queue"
 
 
+@pytest.mark.core
 def test_queue_without_dead_letters_is_refused_before_anything_is_received(queue: SqsQueue) -> None:
     name = f"q-{clock.new_id()}"
     client().create_queue(QueueName=name)

@@ -27,7 +27,7 @@ STEPS: dict[str, Callable[[Lake], object]] = {
 NEVER = -1
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", Fault)
 @pytest.mark.parametrize("step", ["first append", "append", "dedupe", "publish"])
 def test_struck_step_loses_nothing_and_shows_nothing_wrong(lakes: dict[str, Lake], step: str, fault: Fault) -> None:

@@ -288,6 +288,7 @@ def test_file_with_two_columns_that_differ_by_case_alone_is_set_aside(lake: Path
     assert rows("id", "note") == [("1", "fine")]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root; test_cli.py has the message")
 def test_disk_that_is_full_loses_nothing_and_the_next_run_finishes(lake: Path) -> None:
     small = lake / "processed"
@@ -348,6 +349,7 @@ def test_right_that_is_missing_is_told_once_by_the_place_that_lacks_it(lake: Pat
     assert error["committed"] == 2
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv (util-linux) to make root respect file modes")
 def test_read_only_folder_is_told(lake: Path) -> None:
     land("a.csv", HEADER + GOOD)

@@ -42,6 +42,7 @@ def newest_rows(folder: Path, workload: Workload, nights: int) -> str:
         ) WHERE {workload.visible}"""
 
 
+@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_expected_figures_are_those_of_a_window_over_all_that_came(name: str, tmp_path: Path) -> None:
@@ -61,6 +62,7 @@ def test_expected_figures_are_those_of_a_window_over_all_that_came(name: str, tm
         ]
 
 
+@pytest.mark.long
 def test_nights_change_what_their_workloads_are_named_for(tmp_path: Path) -> None:
     def first_night(name: str) -> tuple[float, Workload]:
         """The share of its keys that are new, and the workload."""
@@ -152,6 +154,7 @@ def nights_of_deltas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_nights_of_deltas_tell_what_was_written_and_read(nights_of_deltas: Path) -> None:
     assert amplification.main() == 0
     first, second, third, fourth = json.loads((nights_of_deltas / "amplification-delta.json").read_text())
@@ -161,6 +164,7 @@ def test_nights_of_deltas_tell_what_was_written_and_read(nights_of_deltas: Path)
     assert third["read_amplification"] < second["read_amplification"]
 
 
+@pytest.mark.long
 def test_rows_that_are_not_those_of_the_night_fail_the_nights_of_deltas(
     nights_of_deltas: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +173,7 @@ def test_rows_that_are_not_those_of_the_night_fail_the_nights_of_deltas(
     assert amplification.main() == 1
 
 
+@pytest.mark.long
 def test_workers_on_a_far_store_merge_every_partition() -> None:
     measured = workers.measured(2, 2, 8)
     assert (measured["requests"] > 8, measured["held"]) == (True, 0)
@@ -253,6 +258,7 @@ def test_model_reckons_iceberg_by_what_its_nights_took(measured: Any) -> None:
     assert not any(line.startswith("| Iceberg") for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["rows", "columns"])
 def test_keys_that_move_are_counted_by_their_benchmark(

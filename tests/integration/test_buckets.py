@@ -365,6 +365,7 @@ def bits_of(lake: Lake) -> list[int]:
     return [bucket.bits for bucket in manifest(lake).buckets]
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("chosen", ["rewrite", "delta", "auto"])
 def test_rows_larger_than_a_bucket_do_not_split_it_every_night(tmp_path: Path, chosen: str) -> None:
@@ -466,6 +467,7 @@ def test_a_restore_to_what_was_split_too_far_comes_right_too(overdone: Lake) -> 
     lake.finish_and_check()
 
 
+@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("engine", "chosen", "seed"),

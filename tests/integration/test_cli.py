@@ -929,6 +929,7 @@ def test_commands_are_those_that_have_landed() -> None:
     assert set(main.commands) == set(COMMANDS)
 
 
+@pytest.mark.few(len(COMMANDS))
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_has_help_with_an_example_and_the_common_options(command: str) -> None:
     text = done(command, "--help")

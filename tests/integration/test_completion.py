@@ -81,6 +81,7 @@ def read_until(terminal: int, pattern: str) -> str:
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("shell", SHELLS)
 def test_tab_completes_in_a_real_shell(shell: str, tmp_path: Path) -> None:

@@ -384,6 +384,7 @@ def test_steady_stream_is_published_while_it_flows(
     check_files(lake)
 
 
+@pytest.mark.long
 def test_publish_keeps_up_where_no_partition_ever_stands_still(lake: Lake) -> None:
     """Each round one half of the partitions is brought to the newest batch, in turns: if they jumped over the batch between,
     there would never be one that both halves have."""
@@ -454,6 +455,7 @@ def test_partition_that_jumped_beyond_a_batch_is_shown_with_the_later_one(lake: 
     lake.finish_and_check()
 
 
+@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(10))
 def test_publish_shows_the_greatest_batch_that_is_whole(lake: Lake, seed: int) -> None:
@@ -499,6 +501,7 @@ def merged_batches(lake: Lake, partition: str) -> set[int]:
     return {0, *(link.body.merged for link in chain.between(-1, head.number))} if head else {0}
 
 
+@pytest.mark.long
 def test_publishers_at_once_publish_each_batch_once(
     lake: Lake, processes: Callable[[Lake, int], list[LakeProcess]]
 ) -> None:

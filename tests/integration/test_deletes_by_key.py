@@ -187,6 +187,7 @@ def test_plan_says_that_it_does_not_foresee_where_keys_are(lake: Lake) -> None:
     assert [note for note in planned.notes if note.startswith("4 rows")]
 
 
+@pytest.mark.long
 def test_batch_of_nothing_but_deletes_reads_no_old_batch(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "HEADERS_TOGETHER", 2)
     monkeypatch.setattr(opened, "HEADERS_TOGETHER", 2)
@@ -236,6 +237,7 @@ def test_first_batch_has_nothing_to_delete(lake: Lake) -> None:
     assert places(lake) == [("b", 1)]
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kept", ["keep", "quarantine"])

@@ -61,6 +61,7 @@ def test_a_night_writes_what_arrived_and_leaves_the_base(lake: Lake) -> None:
     lake.check()
 
 
+@pytest.mark.core
 def test_every_reader_leaves_superseded_rows_out(lake: Lake, spark: Any, tmp_path: Path) -> None:
     expected = [tuple(r.values()) for r in lake.rows()]
     assert sorted(map(tuple, lake.table.to_spark(spark).collect())) == sorted(expected)
@@ -115,6 +116,7 @@ def test_spark_scans_natively_and_pushes_down(lake: Lake, spark: Any) -> None:
     assert "Arrow" not in text
 
 
+@pytest.mark.long
 def test_files_are_not_handed_to_who_opens_them_alone(lake: Lake) -> None:
     refused = command(lake, "files")
     assert (refused.exit_code, refused.stdout) == (1, "")

@@ -182,6 +182,7 @@ def test_publishers_with_other_settings_go_on_from_one_log(tmp_path: Path) -> No
     assert places <= {"i"}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("frequent_checkpoints")
 def test_publisher_that_may_not_delete_leaves_the_hint_to_vacuum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -209,6 +210,7 @@ def test_publisher_that_may_not_delete_leaves_the_hint_to_vacuum(
     lake.check()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("frequent_checkpoints")
 def test_vacuum_deletes_old_versions_and_their_vectors(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 1, superseded_retention="0s", keep_snapshots=1)

@@ -70,6 +70,7 @@ def night(rng: random.Random, number: int) -> list[Any]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("strategy", ["rewrite", "delta", "auto"])
@@ -136,6 +137,7 @@ def test_files_that_both_snapshots_share_are_not_read(tmp_path: Path) -> None:
     assert ".delta" in opened
 
 
+@pytest.mark.long
 def test_of_a_file_that_both_share_only_row_groups_with_superseded_rows_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +165,7 @@ def test_of_a_file_that_both_share_only_row_groups_with_superseded_rows_are_read
     assert delta.superseded == 0
 
 
+@pytest.mark.long
 def test_superseded_rows_of_latest_are_known_to_its_own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "INLINE_BYTES", 0)
     lake = Lake(tmp_path, strategy="delta")
@@ -179,6 +182,7 @@ def test_rewrite_changes_no_row(lake: Lake) -> None:
     assert lake.table.diff(1, newest).partitions == ()
 
 
+@pytest.mark.long
 def test_key_selects_and_is_refused_if_it_is_not_the_key(lake: Lake) -> None:
     assert [r["key"]["k"] for r in found(lake, 0, 1, key={"k": "a"})] == ["a"]
     assert [r["change"] for r in found(lake, 0, 1, key={"k": "b", "l": "0", "d": "2020-01-02"})] == ["deleted"]
@@ -250,6 +254,7 @@ def test_nested_values_and_values_that_are_hard_to_compare(tmp_path: Path) -> No
     assert keys == [k for k, (_, one, other) in enumerate(values) if repr(one) != repr(other)]
 
 
+@pytest.mark.long
 def test_adopted_partition_is_compared_by_the_newest_row_of_each_key(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.lay("b.parquet", [row("z", 0, 1, 1), row("a", 0, 2, 2), row("a", 0, 1, 1), row("m", 0, 5, 5)])

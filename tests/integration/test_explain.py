@@ -163,6 +163,7 @@ def test_row_that_a_forgotten_delete_had_beaten_was_not_taken_back(tmp_path: Pat
     assert told(explained(lake))[:2] == [("appended", 2, "forgotten"), ("appended", 1, "superseded")]
 
 
+@pytest.mark.long
 def test_delete_that_does_not_count_is_none_that_was_forgotten(tmp_path: Path) -> None:
     lake = Lake(tmp_path, tombstone_retention="0s")
     nights(lake, [row("a", 0, 5, op="D"), row("b", 0, 1)], [row("b", 0, 2), row("c", 0, 9, op="D")], [row("b", 0, 3)])
@@ -174,6 +175,7 @@ def test_delete_that_does_not_count_is_none_that_was_forgotten(tmp_path: Path) -
     assert found.why.startswith("Deleted by batch 1's delete")
 
 
+@pytest.mark.long
 def test_delete_after_one_that_an_extract_found_forgotten_is_the_one_that_counts(tmp_path: Path) -> None:
     lake = Lake(tmp_path, tombstone_retention="0s")
     nights(lake, [row("a", 0, 5, op="D"), row("b", 0, 1)], [row("b", 0, 2)])
@@ -595,6 +597,7 @@ def matched(lake: Lake, **given: Any) -> list[tuple[str, int, str, str]]:
     return [(m.key["k"], m.key["l"], m.partition[-2:], m.state) for m in lake.table.explain(given).matches]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"strategy": "delta", "bucket": "1500B"}])
 def test_a_part_of_a_key_lists_the_keys_that_fit(tmp_path: Path, settings: dict[str, Any]) -> None:
     lake = Lake(tmp_path, **settings)

@@ -102,6 +102,7 @@ def test_batches_that_wait_are_judged_one_by_one(tmp_path: Path) -> None:
     assert refused(lake) == 1
 
 
+@pytest.mark.long
 @pytest.mark.few(4)
 @pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("upkeep", ["nothing", "compact", "stored", "landing"])
@@ -280,6 +281,7 @@ def test_restore_that_merges_an_extract_with_others_forgets_what_nights_would_ha
     stays_when_made_anew(lake)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
 def test_delete_that_an_extract_lacked_is_not_void_once_more(
     tmp_path: Path, engine: Any, request: pytest.FixtureRequest
@@ -304,6 +306,7 @@ def test_delete_that_an_extract_lacked_is_not_void_once_more(
     stays_when_made_anew(lake)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
 def test_delete_that_went_with_another_one_is_not_void_once_more(
     tmp_path: Path, engine: Any, request: pytest.FixtureRequest
@@ -341,6 +344,7 @@ class Later(clock.Source):
         return super().now() + timedelta(seconds=self.seconds)
 
 
+@pytest.mark.long
 def test_restore_alone_forgets_nothing(tmp_path: Path) -> None:
     """It is later than the delete, but what decides is the batch that the partition gets."""
     lake = forgetful(tmp_path, [[row("b", 0, 1)]], on_failed_partition="skip")

@@ -107,6 +107,7 @@ def assert_read(table: Table) -> None:
 # ---------------------------------------------------------------- tables of every kind
 
 
+@pytest.mark.long
 @pytest.mark.few(5)
 @pytest.mark.parametrize("name", sorted(path.name.split(".")[0] for path in (GOLDEN / "tables").iterdir()))
 def test_a_table_of_an_earlier_release(name: str, make_tables: ModuleType, tmp_path: Path) -> None:
@@ -160,6 +161,7 @@ def small_rewrites(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategy, "SMALL_BYTES", 0)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_rewrites")
 def test_vectors_in_the_manifest_and_in_objects(folder: Path) -> None:
     inline = grown(folder / "inline", "delta", 100)
@@ -170,6 +172,7 @@ def test_vectors_in_the_manifest_and_in_objects(folder: Path) -> None:
     assert_read(stored.table)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_rewrites")
 @pytest.mark.parametrize("chosen", ["rewrite", "delta"])
 def test_buckets(chosen: str, folder: Path) -> None:
@@ -198,6 +201,7 @@ def test_added_and_wider_columns(columns: ModuleType, folder: Path) -> None:
     assert_read(columns.nights(folder, *nights, strategy="delta"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("publishers", [(), ("delta",)])
 @pytest.mark.usefixtures("small_rewrites")
 def test_a_name_that_was_renamed_dropped_and_comes_back(publishers: tuple[PublisherName, ...], folder: Path) -> None:
@@ -223,6 +227,7 @@ def test_a_name_that_was_renamed_dropped_and_comes_back(publishers: tuple[Publis
     assert names[4:] == ["amount", "title", "v"]
 
 
+@pytest.mark.long
 def test_a_retyped_table_is_refused_by_who_does_not_convert(folder: Path) -> None:
     lake = Lake(folder)
     lake.land("1.jsonl", [row("a", 0, 1, 7)])
@@ -236,6 +241,7 @@ def test_a_retyped_table_is_refused_by_who_does_not_convert(folder: Path) -> Non
     assert '"retypes"' in done.stderr
 
 
+@pytest.mark.long
 def test_odd_partition_values(columns: ModuleType, folder: Path) -> None:
     texts = [*columns.TEXTS, "(null)", "NULL"]
     assert_read(columns.nights(folder / "text", columns.rows(range(len(texts)), d=texts)))
@@ -258,6 +264,7 @@ def test_computed_partitions(columns: ModuleType, folder: Path) -> None:
     assert_read(table)
 
 
+@pytest.mark.long
 def test_adopted_files_of_others(columns: ModuleType, folder: Path) -> None:
     """INT96, a narrower type, nulls alone, a column less, another order, keys twice: before and after the first merge."""
     early = {
@@ -285,6 +292,7 @@ def test_adopted_files_of_others(columns: ModuleType, folder: Path) -> None:
     assert_read(table)
 
 
+@pytest.mark.long
 def test_adopted_folders_that_are_written_in_another_way(folder: Path) -> None:
     for name, key in (("n=01/d=2024-1-1/b=True/t=x%20y", "a"), ("n=02/d=2024-01-02/b=False/t=50%", "b")):
         (folder / "processed" / name).mkdir(parents=True)
@@ -307,6 +315,7 @@ def test_nothing_is_published_yet(folder: Path) -> None:
         assert (done.returncode, done.stdout) == (status, "")
 
 
+@pytest.mark.long
 def test_tags_and_expired_snapshots(folder: Path) -> None:
     lake = grown(folder, "delta", 7)
     lake.land("3.jsonl", [row("k00001", 0, 2, 3)])

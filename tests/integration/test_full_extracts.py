@@ -91,6 +91,7 @@ def test_rows_behind_an_extract_are_judged_by_it_where_both_are_merged_at_once(l
     assert quarantined(lake) == 1
 
 
+@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
@@ -211,6 +212,7 @@ def test_command_tells_why_a_row_is_gone(lake: Lake, monkeypatch: pytest.MonkeyP
     assert {v["outcome"] for v in found["versions"]} == {"shown", "superseded"}
 
 
+@pytest.mark.long
 def test_nothing_of_a_refused_key_counts_when_landing_is_read_again(tmp_path: Path) -> None:
     """Within a batch the row that was refused beat others, which must not win in its place."""
     lake = Lake(tmp_path)
@@ -299,6 +301,7 @@ def test_shrinking_is_about_extracts_alone(lake: Lake, monkeypatch: pytest.Monke
     assert "give --full" in done.output
 
 
+@pytest.mark.long
 def test_extract_is_compared_with_what_was_published_while_its_rows_were_read(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +347,7 @@ def test_append_that_an_extract_overtakes_obeys_its_floor(tmp_path: Path, monkey
     assert quarantined(lake) == 1
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("earlier", [False, True], ids=["now", "by an earlier version"])
 def test_floor_of_a_new_partition_costs_no_request_for_each_night(
@@ -458,6 +462,7 @@ def test_extract_replaces_what_is_newer_in_its_scope(tmp_path: Path, engine: Any
     assert quarantined(lake) == 0
 
 
+@pytest.mark.long
 def test_extract_replaces_a_statement_and_a_statement_changes_an_extract(tmp_path: Path) -> None:
     lake = Lake(tmp_path, full_extract="replace")
     for night in (1, 2):
@@ -473,6 +478,7 @@ def test_extract_replaces_a_statement_and_a_statement_changes_an_extract(tmp_pat
     assert quarantined(lake) == 1
 
 
+@pytest.mark.long
 def test_extract_that_replaces_forgets_what_was_forgotten(tmp_path: Path) -> None:
     """A floor of deletes of the future would send every new key to quarantine."""
     lake = Lake(tmp_path, full_extract="replace", tombstone_retention="0s")
@@ -502,6 +508,7 @@ def test_extract_that_replaces_forgets_what_was_forgotten(tmp_path: Path) -> Non
     assert quarantined(lake) == 3
 
 
+@pytest.mark.long
 def test_each_extract_keeps_the_setting_of_its_append(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.land("0.jsonl", [row(k, 0, 9) for k in "abcd"])

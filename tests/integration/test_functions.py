@@ -118,6 +118,7 @@ def two_am(functions: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "is_night", lambda now, zone: True)
 
 
+@pytest.mark.core
 def test_nights_through_the_functions_equal_the_model(
     lake: Lake, azure: Server, functions: ModuleType, two_am: None
 ) -> None:
@@ -191,6 +192,7 @@ def test_poison_partition_is_tried_and_buried_with_its_reason(
     assert told == 12 - len(partitions) + MAX_RECEIVES * len(partitions)
 
 
+@pytest.mark.core
 def test_message_that_can_not_be_read_is_buried(lake: Lake, azure: Server, functions: ModuleType, two_am: None) -> None:
     functions.append(None)
     queue = QueueClient.from_connection_string(azure.env["AZURE_STORAGE_CONNECTION_STRING"], queue_of(lake))

@@ -149,6 +149,7 @@ def test_queue_that_a_writer_has_open_or_left_open_is_read_as_it_is(lake: Lake) 
     assert str(queue_file(lake)) in found["warnings"][0]
 
 
+@pytest.mark.long
 def test_queue_that_may_not_be_read_is_a_warning(lake: Lake) -> None:
     queue_file(lake).chmod(0)
     [found] = call(lake, "status")
@@ -157,6 +158,7 @@ def test_queue_that_may_not_be_read_is_a_warning(lake: Lake) -> None:
     assert found["result"]["rows"] == 3
 
 
+@pytest.mark.long
 def test_table_that_may_not_be_read_is_named(lake: Lake) -> None:
     (lake.root / "processed").chmod(0)
     for found in call(lake, "status", "history", "files", "explain k=a l=0", "plan"):
@@ -164,6 +166,7 @@ def test_table_that_may_not_be_read_is_named(lake: Lake) -> None:
         assert str(lake.root / "processed") in found["error"]["message"]
 
 
+@pytest.mark.long
 def test_reading_sees_every_change_of_a_queue_that_others_open_and_close(lake: Lake) -> None:
     """Between two reads others come and go; a file is read as it is, however it was opened last."""
     _permit(lake.root, writing=True)

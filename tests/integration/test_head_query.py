@@ -184,6 +184,7 @@ def still_lake(module_folder: Path, request: pytest.FixtureRequest) -> Lake:
     return lake
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("sql", FORBIDDEN)
 def test_query_can_only_read_the_table(still_lake: Lake, sql: str) -> None:
     root, file = still_lake.root, still_lake.table.files()[0].path

@@ -127,6 +127,7 @@ def test_history_is_that_of_all_records_after_every_step(
     assert seen(table) == before
 
 
+@pytest.mark.long
 def test_history_files_are_folded(tmp_path: Path) -> None:
     table = opened(tmp_path)
     for number in range(40):
@@ -142,6 +143,7 @@ def test_history_files_are_folded(tmp_path: Path) -> None:
     assert len(seen(table)) == 40 * 50
 
 
+@pytest.mark.long
 def test_fold_and_split_leave_each_row_there_once(tmp_path: Path) -> None:
     rng = random.Random(0)
     for number in range(16):

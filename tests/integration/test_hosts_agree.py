@@ -92,6 +92,7 @@ def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(engine_batch, "RANGE_BYTES", 10_000)
 
 
+@pytest.mark.core
 @pytest.mark.usefixtures("_sizes")
 def test_hosts_agree_on_a_night_of_every_format(tmp_path: Path, spark: Any) -> None:
     tables = {host: opened(tmp_path, host) for host in ("spark", "local")}

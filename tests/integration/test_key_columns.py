@@ -215,6 +215,7 @@ def all_in_the_end(records: Sequence[Record]) -> list[dict[str, Any]]:
     return expected([record for record in records if record["k"] in named])
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3 * TIMES))
 def test_all_ways_of_the_same_records_end_in_one_table(seed: int, tmp_path: Path) -> None:
@@ -309,6 +310,7 @@ V5: Record = {"k": "a", "ts": 5, "v": 5}
 SPLITS = ([3], [1, 2], [2, 1], [1, 1, 1])
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 @pytest.mark.parametrize("computed", [False, True])
@@ -361,6 +363,7 @@ def random_records(rng: random.Random, *, first: bool) -> list[Record]:
     return records
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(2 * TIMES))
 def test_keys_that_stay_take_every_update_in_any_order(seed: int, tmp_path: Path) -> None:
@@ -584,6 +587,7 @@ def test_replayed_record_has_an_operation_that_the_rule_declares(keep: bool, tmp
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["columns", "rows"])
 def test_replay_takes_some_rows_of_a_file_and_keeps_the_others(mode: str, tmp_path: Path) -> None:
     nights = Nights(tmp_path, mode=mode, unknown_deletes="quarantine")

@@ -239,6 +239,7 @@ def test_vacuum_keeps_the_index_of_the_head_and_no_other(lake: Lake) -> None:
     lake.finish_and_check()
 
 
+@pytest.mark.long
 def test_append_whose_index_a_vacuum_took_begins_again(lake: Lake) -> None:
     night(lake, 0, [row("a", 0, 0)])
     night(lake, 1, [row("a", 1, 1)])
@@ -259,6 +260,7 @@ def test_append_whose_index_a_vacuum_took_begins_again(lake: Lake) -> None:
 # ---------------------------------------------------------------- made anew
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("merge", [False, True])
 def test_withdrawn_batch_moves_no_key(lake: Lake, merge: bool) -> None:
     """After a restore a record is judged by what counts, be the restore merged or not; what was withdrawn may come again."""

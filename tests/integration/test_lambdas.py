@@ -227,6 +227,7 @@ def test_event_that_is_played_has_the_shape_of_the_file(appended: Lake) -> None:
 # -- append_nightly
 
 
+@pytest.mark.core
 def test_append_that_ended_is_measured(lake: Lake) -> None:
     log: list[Any] = []
     invoke_alone("append_nightly", {}, log=log)
@@ -372,6 +373,7 @@ def test_table_that_fails_does_not_keep_the_next_from_its_night(lake: Lake, monk
 # -- dedupe_worker
 
 
+@pytest.mark.core
 def test_bad_messages_are_buried_and_the_others_merged(appended: Lake) -> None:
     bodies = [
         '{"v":2,"table":"t","partition":"d=2020-01-01","batch":1}',
@@ -450,6 +452,7 @@ def test_time_that_is_up_gives_the_rest_back_at_once(appended: Lake, monkeypatch
     assert appended.rows() == appended.expected(1)
 
 
+@pytest.mark.core
 def test_tries_are_used_up_where_nothing_is_ever_begun(appended: Lake) -> None:
     event = receive(appended)
     listed = settle(appended, event, invoke("dedupe_worker", event, Context(lambda: 0)))
@@ -573,6 +576,7 @@ def test_event_of_a_queue_of_no_table_is_refused_and_left_alone(appended: Lake) 
     assert appended.table.objects.queue.stats().leased == 10
 
 
+@pytest.mark.core
 def test_who_merges_the_last_partition_publishes_whatever_the_queue_counts(appended: Lake) -> None:
     queue, events = appended.opened.queue, [receive(appended) for _ in range(2)]
     queue.send([Message.decode(events[0]["Records"][0]["body"])])

@@ -191,6 +191,7 @@ def test_pending_restore_is_shown_as_done(lake: Lake) -> None:
     assert lake.rows("latest") == lake.expected(6) == lake.expected(2)
 
 
+@pytest.mark.long
 def test_versions_that_vacuum_takes_while_it_is_read_begin_it_again(lake: Lake) -> None:
     append(lake, "2.jsonl", row("a", 0, 2, 2))
     other = beside(lake)

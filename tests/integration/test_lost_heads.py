@@ -57,6 +57,7 @@ def seen(lake: Lake) -> set[tuple[str, int]]:
     return {(r["k"], r["ts"].second) for r in lake.rows()}
 
 
+@pytest.mark.long
 def test_newest_snapshot(lake: Lake) -> None:
     """A batch came after it, so the ledger knows it: readers and writers notice, and `publish` shows what is whole."""
     land(lake, 3, "ac")
@@ -87,6 +88,7 @@ def test_newest_snapshot(lake: Lake) -> None:
     assert seen(lake) == {("a", 3), ("b", 2), ("c", 3)}
 
 
+@pytest.mark.long
 def test_the_only_snapshot(folder: Path) -> None:
     lake = Lake(folder)
     for night in (1, 2):
@@ -114,6 +116,7 @@ def test_the_only_snapshot_of_an_adopted_table(folder: Path) -> None:
     lake.finish_and_check()
 
 
+@pytest.mark.long
 def test_what_the_lost_snapshot_may_have_expired_stays_so(folder: Path) -> None:
     """A vacuum may have deleted its files, and the snapshot that told so is gone."""
     lake = Lake(folder, keep_snapshots=2, superseded_retention="0s", strategy="rewrite")
@@ -168,6 +171,7 @@ def test_newest_ledger_entry_that_is_published(lake: Lake) -> None:
     )
 
 
+@pytest.mark.long
 def test_newest_ledger_entry_that_is_merged_alone(lake: Lake) -> None:
     """The next batch takes its number. Partitions that merged the lost one do not count the new one as merged."""
     land(lake, 3, "ac")
@@ -192,6 +196,7 @@ def test_newest_ledger_entry_that_is_merged_alone(lake: Lake) -> None:
     assert all(p.balanced for p in lake.table.reconcile(deep=True).proof)
 
 
+@pytest.mark.long
 def test_partitions_that_the_next_batches_do_not_touch(lake: Lake) -> None:
     """They merged the lost entry too, and are met when something is merged into them again, however late."""
     land(lake, 3, "c")
@@ -220,6 +225,7 @@ def test_partitions_that_the_next_batches_do_not_touch(lake: Lake) -> None:
     assert all(p.balanced for p in lake.table.reconcile(deep=True).proof)
 
 
+@pytest.mark.long
 def test_newest_ledger_entry_whose_number_nobody_took(lake: Lake) -> None:
     """The advice is to append first, which takes its landing files again."""
     land(lake, 3, "ac")
@@ -246,6 +252,7 @@ def test_newest_manifest(lake: Lake) -> None:
     refused(lake, path, lambda: lake.table.view().files().__next__(), lambda: list(lake.table.to_arrow()))
 
 
+@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("policy", ["hold", "skip"])
 @pytest.mark.parametrize("touched", [True, False], ids=["touched", "untouched"])

@@ -69,6 +69,7 @@ class Lake:
         assert table.to_arrow().read_all().equals(before)
 
 
+@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_column_gets_its_type_with_its_first_value(tmp_path: Path, kind: str) -> None:

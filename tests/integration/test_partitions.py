@@ -70,6 +70,7 @@ def texts(lake: Lake, *args: str) -> str:
 # ---------------------------------------------------------------- every command
 
 
+@pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize("partition_by", KINDS, ids=str)
 @pytest.mark.parametrize("chosen", ["rewrite", "delta"])

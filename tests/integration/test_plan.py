@@ -225,6 +225,7 @@ def test_plan_reads_neither_data_files_nor_partitions_that_are_not_touched(lake:
 # ---------------------------------------------------------------- how much
 
 
+@pytest.mark.long
 def test_eight_nights_of_mixed_sizes_are_predicted_within_a_fifth(lake: Lake) -> None:
     chance = random.Random(7)
     errors, written_errors = [], []
@@ -277,6 +278,7 @@ def test_waiting_for_workers_is_no_time_of_a_run(lake: Lake) -> None:
     assert 0 < seconds < 3600
 
 
+@pytest.mark.long
 def test_time_of_a_larger_night_grows_at_most_in_proportion(lake: Lake) -> None:
     """Nights of about one size that took longer each time give a slope that is chance: a larger one must not go by it."""
     source = Later()

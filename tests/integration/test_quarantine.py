@@ -74,6 +74,7 @@ def test_reason_selects(lake: Lake) -> None:
     assert raised.value.code == "unknown-word"
 
 
+@pytest.mark.long
 def test_rows_that_a_replay_took_and_batches_that_a_restore_withdrew_are_not_shown(lake: Lake) -> None:
     lake.mend(lambda r: r["v"] == LARGE, schema={**NARROW, "v": "bigint"})
     assert lake.table.append(replay_quarantine=True) is not None
@@ -109,6 +110,7 @@ def test_line_is_shown_if_the_file_has_one(lake: Lake) -> None:
     assert "line 2" in text(lake)
 
 
+@pytest.mark.long
 def test_rows_of_a_batch_that_was_refused_as_a_whole_are_shown_by_the_name_in_its_error(tmp_path: Path) -> None:
     lake = Lake(tmp_path, schema=NARROW, quarantine_limit=0)
     lake.land("1.jsonl", [row("a", 0, 1, 1)], refused=[NOT_A_NUMBER])
@@ -157,6 +159,7 @@ def test_command_counts_by_reason_and_file_and_shows_the_first_rows(lake: Lake) 
     assert "--replay-quarantine" in text(lake)
 
 
+@pytest.mark.long
 def test_command_says_what_no_replay_can_take(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.land("1.jsonl", [row("a", 0, 1)])
@@ -181,6 +184,7 @@ def test_command_says_that_nothing_is_in_quarantine(tmp_path: Path) -> None:
     assert "replay" not in text(lake)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_output_has_every_row_whatever_is_shown(lake: Lake, suffix: str) -> None:
     target = lake.root / f"refused{suffix}"

@@ -235,6 +235,7 @@ def spark_values() -> list[tuple[Any, list[Any]]]:
     return [(t, v) for t, v in VALUES if str(t) not in names | beyond]
 
 
+@pytest.mark.core
 def test_spark_has_every_type_that_it_can_hold(tmp_path: Path, spark: Any) -> None:
     types = spark_values()
     assert len(types) > 25
@@ -263,6 +264,7 @@ def executed(frame: Any) -> str:
     return str(frame._jdf.queryExecution().executedPlan())
 
 
+@pytest.mark.core
 def test_spark_scan_is_native_and_takes_filters_and_columns_down(tmp_path: Path, spark: Any) -> None:
     days = [DAY + timedelta(days=i % 3) for i in range(9)]
     columns = {"store": [i % 2 for i in range(9)], "name": ["x"] * 9, "price": [1.5] * 9}

@@ -134,6 +134,7 @@ def test_lake_with_ties_deletes_refusals_and_a_restore_balances(lake: Lake) -> N
     assert found.published is None
 
 
+@pytest.mark.long
 def test_the_answer_of_the_command(lake: Lake) -> None:
     found = call(lake, "reconcile", "--deep", "--partition", "2020-01-02")["result"]
     assert list(found) == ["resent", "published", "proof", "deep"]
@@ -147,6 +148,7 @@ def test_the_answer_of_the_command(lake: Lake) -> None:
     assert len(call(lake, "reconcile", "--from", "2020-01-02")["result"]["proof"]) == 2
 
 
+@pytest.mark.long
 def test_deep_says_which_engine_compared_what(lake: Lake) -> None:
     assert call(lake, "reconcile")["result"]["deep"] is None
     deep = call(lake, "reconcile", "--deep")["result"]["deep"]
@@ -167,6 +169,7 @@ def test_deep_says_which_engine_compared_what(lake: Lake) -> None:
     assert (deep["partitions"], deep["landing_files"], len(deep["not_compared"])) == (0, 0, 3)
 
 
+@pytest.mark.long
 def test_adopted_partition_is_balanced_by_counts_until_a_merge_has_read_it(tmp_path: Path) -> None:
     folder = tmp_path / "processed"
     columns = {"k": ["a", "b", "a"], "l": [0, 0, 0], "ts": [datetime(2020, 1, 1)] * 3, "v": [1, 2, 3]}
@@ -247,6 +250,7 @@ def test_all_types_and_formats_are_recomputed_without_a_false_alarm(tmp_path: Pa
     assert sum(p.rows_appended for p in found.proof) == 10
 
 
+@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_durations_are_compared_to_the_last_digit(tmp_path: Path, unit: str) -> None:
@@ -353,6 +357,7 @@ def test_deep_catches_one_row_lost_doubled_or_altered(lake: Lake, change: Any, s
     assert [p["partition"] for p in found["result"]["proof"] if not p["balanced"]] == [partition]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partition", ["d=2020-01-01", "d=2020-01-02", "d=2020-01-03"])
 def test_counts_and_digests_catch_lost_and_doubled_rows(lake: Lake, partition: str, tmp_path: Path) -> None:
     n = lake.table.objects.partition(partition).head().body.buckets[0].counters.live  # type: ignore[union-attr]
@@ -363,6 +368,7 @@ def test_counts_and_digests_catch_lost_and_doubled_rows(lake: Lake, partition: s
         other.table.close()
 
 
+@pytest.mark.long
 def test_one_row_in_place_of_another_is_caught_by_the_digest(lake: Lake) -> None:
     tamper(
         lake,
@@ -372,6 +378,7 @@ def test_one_row_in_place_of_another_is_caught_by_the_digest(lake: Lake) -> None
     assert "digest" in reconcile(lake)["d=2020-01-02"]
 
 
+@pytest.mark.long
 def test_the_command_that_mends_it_names_any_partition(tmp_path: Path) -> None:
     lake = Lake(tmp_path, schema={}, partition_by=("shop",), delete=None)
     line = {"k": "a", "l": 0, "shop": "it's a/b 100%", "ts": "2020-01-01", "v": 1}
@@ -386,6 +393,7 @@ def test_the_command_that_mends_it_names_any_partition(tmp_path: Path) -> None:
     assert call(lake, "reconcile", "--deep")["ok"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("selected", [["--partition", "2020-01-09"], ["--from", "2020-01-09"]])
 def test_selection_that_no_partition_is_in_is_warned_of(lake: Lake, selected: list[str]) -> None:
     found = call(lake, "reconcile", *selected)
@@ -394,11 +402,13 @@ def test_selection_that_no_partition_is_in_is_warned_of(lake: Lake, selected: li
     assert not call(lake, "reconcile")["warnings"]
 
 
+@pytest.mark.long
 def test_missing_tombstone_is_caught(lake: Lake) -> None:
     tamper(lake, "d=2020-01-01", lose(0), tombstones=True)
     assert "digest" in reconcile(lake)["d=2020-01-01"]
 
 
+@pytest.mark.long
 def test_base_file_that_is_gone_is_told_and_the_other_partitions_are_proved(lake: Lake) -> None:
     for file in (lake.root / "processed/d=2020-01-01").iterdir():
         file.unlink()
@@ -407,6 +417,7 @@ def test_base_file_that_is_gone_is_told_and_the_other_partitions_are_proved(lake
     assert "is missing" in found["d=2020-01-01"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["manifest", "base file"])
 def test_what_is_gone_keeps_no_other_partition_from_its_proof(lake: Lake, kind: str) -> None:
     manifests = lake.root / "processed/_lakeupsert/partitions/d=2020-01-01"
@@ -420,6 +431,7 @@ def test_what_is_gone_keeps_no_other_partition_from_its_proof(lake: Lake, kind: 
     assert not found["warnings"]
 
 
+@pytest.mark.long
 def test_partition_whose_version_lacks_a_batch_is_told(lake: Lake) -> None:
     """A snapshot that shows an older version than its batch says, as no publisher ever makes."""
     head = min((lake.root / "processed/_lakeupsert/snapshots").glob("v*.json"))
@@ -431,6 +443,7 @@ def test_partition_whose_version_lacks_a_batch_is_told(lake: Lake) -> None:
     assert "batch 5 touches it" in told
 
 
+@pytest.mark.long
 def test_ledger_entry_that_contradicts_itself_is_told(lake: Lake) -> None:
     entry = sorted((lake.root / "processed/_lakeupsert/ledger").glob("v*.json"))[-2]
     document = json.loads(entry.read_bytes())
@@ -442,6 +455,7 @@ def test_ledger_entry_that_contradicts_itself_is_told(lake: Lake) -> None:
     )
 
 
+@pytest.mark.long
 def test_reprocess_from_landing_mends_a_row_that_is_lost(lake: Lake) -> None:
     tamper(lake, "d=2020-01-02", lose(0))
     lake.reopen()
@@ -450,6 +464,7 @@ def test_reprocess_from_landing_mends_a_row_that_is_lost(lake: Lake) -> None:
     assert all(p.by_digest for p in lake.table.reconcile().proof)
 
 
+@pytest.mark.long
 def test_landing_file_that_is_gone_leaves_its_partitions_unproved(lake: Lake) -> None:
     landed = lake.root / "landing/1.jsonl"
     shutil.move(landed, lake.root / "aside")
@@ -501,6 +516,7 @@ def test_dead_partition_alone_is_sent_again_however_many_messages_are_on_their_w
     assert sent.message == dead.message
 
 
+@pytest.mark.long
 def test_dead_letter_without_a_mark_is_marked_failed(lake: Lake) -> None:
     """The worker died between the mark and the burial, or the mark's race was given up."""
     lake.land("4.jsonl", [row("z", 0, 9, 1)])
@@ -521,6 +537,7 @@ def test_dead_letter_without_a_mark_is_marked_failed(lake: Lake) -> None:
     assert call(lake, "reconcile")["result"]["published"] is not None
 
 
+@pytest.mark.long
 def test_partition_that_fails_for_ever_is_not_sent_again_until_somebody_asks(lake: Lake) -> None:
     """The one without an answer is tried once more, as the store may only have been away."""
     lake.land("4.jsonl", [row("z", day, 9, 1) for day in range(2)])
@@ -545,6 +562,7 @@ def test_partition_that_fails_for_ever_is_not_sent_again_until_somebody_asks(lak
     assert lake.table.reconcile(counted=False).publish.waiting == ()
 
 
+@pytest.mark.long
 def test_without_the_proof_it_costs_as_much_after_many_nights_as_after_one(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     costs = []
@@ -564,6 +582,7 @@ def test_table_that_is_not_there_yet_is_told(tmp_path: Path) -> None:
     assert call(lake, "reconcile", code=2)["error"]["code"] == "no-table-yet"
 
 
+@pytest.mark.long
 def test_deep_without_duckdb_does_nothing_and_tells_what_to_install(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

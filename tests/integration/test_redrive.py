@@ -84,12 +84,14 @@ def test_redrive_lists_the_letters_with_their_reasons_before(lake: Lake, mend: C
     assert [line.split() for line in lines[-3:]] == [["redriven", "2"], ["deleted", "none"], ["left", "none"]]
 
 
+@pytest.mark.long
 def test_letter_that_fails_again_is_dead_again(lake: Lake, mend: Callable[[], None]) -> None:
     call(lake, "redrive")
     call(lake, "dedupe", "--workers", "1", code=1)
     assert [letter.receives for letter in queue(lake).dead_letters(9)] == [5, 5], "all its tries were given back"
 
 
+@pytest.mark.long
 def test_partition_that_is_given_comes_back_alone(lake: Lake, mend: Callable[[], None]) -> None:
     found = call(lake, "redrive", "--partition", "2020-01-02")
     assert found["result"] == {"redriven": 1, "dropped": 0, "left": 1}
@@ -98,6 +100,7 @@ def test_partition_that_is_given_comes_back_alone(lake: Lake, mend: Callable[[],
     assert call(lake, "redrive", "--partition", "x", code=2)["error"]["code"] == "not-a-partition"
 
 
+@pytest.mark.long
 def test_letters_of_partitions_that_were_merged_meanwhile_are_deleted(lake: Lake, mend: Callable[[], None]) -> None:
     mend()
     lake.run()

@@ -44,6 +44,7 @@ def lake(store_server: Server, new_place: NewPlace, tmp_path: Path) -> Lake:
     return new_lake(tmp_path, new_place(store_server))
 
 
+@pytest.mark.core
 def test_nights_equal_the_model(lake: Lake) -> None:
     for number, rows in enumerate(NIGHTS):
         lake.land(f"{number}.jsonl", rows, refused=[{**row("x", 1, 1), "v": "no number"}])
@@ -55,6 +56,7 @@ def test_nights_equal_the_model(lake: Lake) -> None:
     lake.finish_and_check()
 
 
+@pytest.mark.core
 def test_night_keeps_to_its_budget_of_requests(lake: Lake) -> None:
     """Each step in a process of its own, so that it reads once what its worker needs of the table and the batch."""
     lake.land("0.jsonl", NIGHTS[0])
@@ -270,6 +272,7 @@ def configure(place: str) -> None:
     )
 
 
+@pytest.mark.core
 def test_every_command_takes_a_table_there(
     store_server: Server, new_place: NewPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +371,7 @@ def command(*args: str) -> Any:
     return json.loads(result.stdout)["result"]
 
 
+@pytest.mark.core
 def test_server_that_refuses_the_end_of_a_small_object_loses_no_row(
     moto: Server, new_proxy: NewProxy, new_place: NewPlace, tmp_path: Path
 ) -> None:

@@ -209,6 +209,7 @@ def test_who_reads_folders_sees_new_names_in_files_that_were_written_since(lake:
 # ---------------------------------------------------------------- beside other steps
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("column", ["v", "name"])
 def test_restore_takes_back_rows_and_no_rename(column: str, lake: Lake) -> None:
@@ -234,6 +235,7 @@ def test_restore_to_before_a_rename_alone_changes_nothing(lake: Lake) -> None:
     assert columns(lake) == ["w", "name"]
 
 
+@pytest.mark.long
 def test_vacuum_leaves_what_renamed_columns_lie_in(folder: Path) -> None:
     lake = begun(folder, keep_snapshots=1, superseded_retention="0s")
     rename(lake, "v", "w")
@@ -314,6 +316,7 @@ def test_replayed_rows_are_made_of_quarantine_again_when_partitions_are(folder: 
     assert shown(lake, "name") == [("a", 1), ("b", 1000)]
 
 
+@pytest.mark.long
 def test_batches_before_and_after_are_merged_and_shown_together(lake: Lake) -> None:
     lake.land("2.jsonl", [line("c", 0, 1, v=3), line("d", 1, 1, v=4)])
     lake.table.append(host="local")
@@ -385,6 +388,7 @@ def test_rename_amid_an_append_never_puts_values_under_another_name(more: dict[s
     assert any(call.startswith("create _lakeupsert/ledger") for call in calls)
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 def test_rename_and_reuse_amid_a_merge(strategy: str, folder: Path) -> None:
@@ -416,6 +420,7 @@ def merged_and_reused(other: Table) -> None:
     other.reprocess(host="local")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["latest", "explain"])
 def test_names_that_change_amid_a_read_are_those_of_before_or_after(step: str, lake: Lake) -> None:
     lake.land("2.jsonl", [line("c", 0, 2, v=3, name="cid")])
@@ -474,6 +479,7 @@ def test_partition_column_in_the_key_may_get_a_type(folder: Path) -> None:
     assert shown(lake, "v") == [("a", 1), ("b", 2), ("c", 3)]
 
 
+@pytest.mark.long
 def test_renames_race(lake: Lake) -> None:
     def check(struck: Lake) -> None:
         struck.table.publish()
@@ -518,6 +524,7 @@ def test_renames_of_many_threads_all_count(lake: Lake) -> None:
     assert shown(lake, *(f"n{i}" for i in range(6)))[0] == ("a", *range(6))
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("again", [True, False])
@@ -610,6 +617,7 @@ def test_columns_that_decide_by_content_keep_their_names(folder: Path) -> None:
         assert e.value.code == "content-decides"
 
 
+@pytest.mark.long
 def test_column_may_be_called_in_another_case(lake: Lake) -> None:
     rename(lake, "V", "Name2")
     rename(lake, "name2", "NAME2")
@@ -632,6 +640,7 @@ def test_no_table_yet(folder: Path) -> None:
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.long
 def test_command_lists_renames_and_drops(lake: Lake) -> None:
     config = str(lake.configure())
 

@@ -282,6 +282,7 @@ def test_ties_go_to_the_replay_and_within_it_to_the_later_batch_and_row(lake: La
     assert {r["k"]: r["v"] for r in lake.rows()} == {"a": LARGE + 8, "b": LARGE + 2, "c": 2}
 
 
+@pytest.mark.long
 def test_replay_that_a_restore_withdrew_can_be_repeated_and_brought_back(lake: Lake) -> None:
     lake.mend(large, schema=WIDE)
     replay(lake)

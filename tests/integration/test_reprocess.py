@@ -94,6 +94,7 @@ def test_rows_stay_and_files_are_new(lake: Lake, source: Source) -> None:
     assert lake.rows() == rows
 
 
+@pytest.mark.long
 @both
 def test_dry_run_writes_nothing(lake: Lake, source: Source) -> None:
     before = sorted(p for p in lake.root.rglob("*") if "queue" not in p.name)
@@ -112,6 +113,7 @@ def test_dry_run_writes_nothing(lake: Lake, source: Source) -> None:
     assert sorted(p for p in lake.root.rglob("*") if "queue" not in p.name) == before
 
 
+@pytest.mark.long
 @both
 def test_selected_partitions_alone_are_written(lake: Lake, source: Source) -> None:
     before = heads(lake)
@@ -148,6 +150,7 @@ def test_a_message_that_comes_twice_is_done_once(lake: Lake, source: Source) -> 
     assert {p: head.number for p, head in heads(lake).items()} == numbers
 
 
+@pytest.mark.long
 def test_a_dead_letter_of_a_reprocess_is_given_back_until_it_is_done(lake: Lake) -> None:
     queue, base = lake.opened.queue, next(iter(files_of(heads(lake)[FIRST])))
     aside = lake.root / "aside"
@@ -160,6 +163,7 @@ def test_a_dead_letter_of_a_reprocess_is_given_back_until_it_is_done(lake: Lake)
     assert not files_of(heads(lake)[FIRST]) & {base}
 
 
+@pytest.mark.long
 @both
 def test_a_failed_partition_keeps_its_batch_and_its_mark(lake: Lake, source: Source) -> None:
     lake.land("5.jsonl", [row("a", 0, 9, 5)])
@@ -179,6 +183,7 @@ def test_a_failed_partition_keeps_its_batch_and_its_mark(lake: Lake, source: Sou
     lake.finish_and_check()
 
 
+@pytest.mark.long
 def test_landing_rows_keep_their_first_receipt_stamps_and_refusals(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +235,7 @@ def test_landing_files_are_read_by_spark_to_the_same_end(folder: Path, spark: An
 # ---------------------------------------------------------------- sources
 
 
+@pytest.mark.long
 def test_a_damaged_base_file_is_mended_from_landing(lake: Lake) -> None:
     rows = lake.rows()
     damaged = lake.root / "processed" / next(iter(files_of(heads(lake)[FIRST])))
@@ -259,6 +265,7 @@ def test_a_partition_whose_manifest_is_gone_does_not_lag_for_it(folder: Path, on
     lake.finish_and_check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("spoil", "code"),
     [
@@ -429,6 +436,7 @@ def test_adopted_files_are_settled_by_it(folder: Path, source: Source) -> None:
     assert (bucket.settled, bucket.counters.superseded) == (True, 2)
 
 
+@pytest.mark.long
 @pytest.mark.few(2)
 @both
 @pytest.mark.parametrize("seed", range(6))
@@ -526,6 +534,7 @@ def test_a_merge_that_wins_is_not_overwritten(lake: Lake, source: Source) -> Non
     lake.finish_and_check()
 
 
+@pytest.mark.long
 @both
 def test_a_restore_that_comes_first_is_kept(lake: Lake, source: Source) -> None:
     """The rebuild leaves out what is withdrawn at the `merged` that it keeps, and no more than that."""
@@ -539,6 +548,7 @@ def test_a_restore_that_comes_first_is_kept(lake: Lake, source: Source) -> None:
     assert lake.rows() == rows
 
 
+@pytest.mark.long
 def test_what_a_newer_entry_withdraws_is_still_rebuilt(lake: Lake) -> None:
     """The partition has not merged the restore yet, so readers of its `merged` see what the restore withdraws."""
     before = lake.rows()
@@ -555,6 +565,7 @@ def test_what_a_newer_entry_withdraws_is_still_rebuilt(lake: Lake) -> None:
     lake.finish_and_check()
 
 
+@pytest.mark.long
 def test_a_restore_between_plan_and_work_brings_back_what_was_not_read(lake: Lake) -> None:
     lake.table.restore(0, dry=False)
     lake.run()
@@ -625,6 +636,7 @@ def test_the_command(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lake.rows() == rows
 
 
+@pytest.mark.long
 def test_the_command_says_which_partitions_wait_for_others(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is merged already and written anew with the new batch in it; another one is not merged yet."""
     lake.land("5.jsonl", [row("a", 0, 8, 5), row("c", 1, 8, 5)])

@@ -91,6 +91,7 @@ def test_restore_ends_a_night_that_fails_under_hold(lake: Lake) -> None:
     assert values(lake) == []
 
 
+@pytest.mark.long
 def test_restore_needs_nothing_of_a_manifest_that_is_gone(lake: Lake) -> None:
     """Beside a batch that comes before anybody merged it; one alone is still not merged behind what is left."""
     (lake.root / "processed" / lake.table.objects.partition("d=2020-01-01").name(2)).unlink()
@@ -156,6 +157,7 @@ def test_tags_name_snapshots_for_every_reader(lake: Lake) -> None:
     assert unfit.value.code == "unfit-tag"
 
 
+@pytest.mark.long
 def test_the_command_is_dry_unless_it_is_told_yes(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(lake.root)
     lake.configure()

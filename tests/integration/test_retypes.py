@@ -271,6 +271,7 @@ def test_values_take_every_step_of_several_retypes(rewritten: bool, folder: Path
     prove(lake)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rewritten", [True, False])
 def test_narrow_values_grow_before_they_convert_and_later_ones_after(rewritten: bool, folder: Path) -> None:
     lake = begun(folder, [0.1], "float")
@@ -386,6 +387,7 @@ def test_later_rows_land_in_the_new_type(folder: Path) -> None:
     assert values(lake) == ["1", "2", "3", "4", "x"]
 
 
+@pytest.mark.long
 def test_restore_across_a_retype_converts_what_comes_back(lake: Lake) -> None:
     lake.land("2.jsonl", [line(chr(97 + i), 0, 2, v="1") for i in range(8)])
     lake.run()
@@ -566,6 +568,7 @@ def append(lake: Lake) -> None:
     assert Table("t", lake.settings).append(host="local") is not None
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("again", [True, False])

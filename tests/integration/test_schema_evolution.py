@@ -214,6 +214,7 @@ def everywhere(value: Any) -> dict[str, Any]:
     return {"s": value, "l": [value, None], "m": [("k", value)], "o": {"point": value}}
 
 
+@pytest.mark.core
 @pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])

@@ -95,29 +95,49 @@ def expected(example: Example, block: str) -> tuple[list[str], list[list[str]]]:
 
 
 @pytest.mark.few(len(list(examples())))
-@pytest.mark.parametrize(
-    ("chosen", "engine"),
-    [("rewrite", "arrow"), ("delta", "arrow"), pytest.param("delta", "spark", marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize("chosen", ["rewrite", "delta"])
 @pytest.mark.parametrize("example", list(examples()), ids=lambda example: example.name)
-def test_example_of_the_page(
-    example: Example, chosen: str, engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any
+def test_example_of_the_page(example: Example, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_nights(example, chosen, "arrow", tmp_path, monkeypatch)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("example", list(examples()), ids=lambda example: example.name)
+def test_example_with_engine_spark(example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_nights(example, "delta", "spark", tmp_path, monkeypatch)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("chosen", ["rewrite", "delta"])
+@pytest.mark.parametrize("example", list(examples()), ids=lambda example: example.name)
+def test_example_is_proved_and_made_anew(
+    example: Example, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if engine == "spark":
-        request.getfixturevalue("spark")
+    table = run_nights(example, chosen, "arrow", tmp_path, monkeypatch)
+    from_landing = table.settings.key_scope == "partition"
+    assert_proved(table)
+    for source in ("stored", *(["landing"] if from_landing else [])):
+        table.reprocess(source=source, host="local")
+        assert_as_on_the_page(example, table)
+    assert_proved(table)
+
+
+def run_nights(example: Example, chosen: str, engine: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """Run the nights of the example and compare what it says about rows, quarantine and figures."""
     monkeypatch.setenv("LAKEUPSERT__TABLES__T__STRATEGY", chosen)
     monkeypatch.setenv("LAKEUPSERT__TABLES__T__ENGINE", engine)  # of the nights' commands, too
     monkeypatch.setattr(strategy, "TOGETHER", 2)  # so that three nights fold deltas
-    table = opened(example, tmp_path)
+    table = opened(example, root)
     assert table.settings.engine == engine
     for files in example.nights.values():
         scope: Any = None
         for name, text in files.items():
             if name.endswith("/commands"):
-                run_commands(text, tmp_path)
+                run_commands(text, root)
                 continue
             path, _, scope = name.partition(" --full ")
-            file = tmp_path / "landing" / path
+            file = root / "landing" / path
             file.parent.mkdir(exist_ok=True)
             file.write_text(text)
         table.run(host="local", full=scope or None)
@@ -128,13 +148,7 @@ def test_example_of_the_page(
         header, rows = expected(example, CHANGED)
         found = [{"snapshot": link.number, **asdict(link.body.changes)} for link in table.snapshots()]
         assert sorted([str(one[name]) for name in header] for one in found) == rows
-    from_landing = table.settings.key_scope == "partition"
-    if engine == "arrow":
-        assert_proved(table)
-        for source in ("stored", *(["landing"] if from_landing else [])):
-            table.reprocess(source=source, host="local")
-            assert_as_on_the_page(example, table)
-        assert_proved(table)
+    return table
 
 
 def run_commands(lines: str, root: Path) -> None:

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("spark")
 DAYS = 12
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("chosen", ["rewrite", "delta"])
 def test_nights_equal_the_model(tmp_path: Path, chosen: str) -> None:
     lake = Lake(tmp_path / "lake", strategy=chosen, bucket="8KiB")
@@ -90,6 +91,7 @@ def test_a_call_has_so_many_tasks_at_most_and_is_committed(tmp_path: Path, monke
     lake.check()
 
 
+@pytest.mark.core
 def test_a_partition_whose_task_died_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its executors may be lost, and nothing be wrong with it."""
     lake = Lake(tmp_path / "lake")
@@ -197,6 +199,7 @@ def test_longest_tasks_begin_first_and_small_ones_share(tmp_path: Path) -> None:
     assert all(sum(sizes[place] for place in places) <= max(LEAST_TASK, sum(sizes) / 8) for places in packs[2:])
 
 
+@pytest.mark.core
 def test_errors_of_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     """What all of them lack is theirs; what one item raises belongs to the item."""
     from lakeupsert.engine import spark_tasks

@@ -89,6 +89,7 @@ def two_nights(folder: Path, spark: Any, engine: EngineName) -> None:
     table.close()
 
 
+@pytest.mark.core
 @pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_nights_are_exact(tmp_path: Path, spark: Any, engine: EngineName) -> None:

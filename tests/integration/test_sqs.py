@@ -87,6 +87,7 @@ def damage(lake: Lake, partition: str) -> Any:
     return lambda: path.write_bytes(good)
 
 
+@pytest.mark.core
 def test_night_is_merged_by_two_workers_that_wait_for_it(lake: Lake) -> None:
     workers = [begin(lake, "worker", "--workers", "1") for _ in range(2)]
     wait_until(lambda: queue(lake).stats() == QueueStats(0, 0, 0), "the first night is merged")
@@ -103,6 +104,7 @@ def test_night_is_merged_by_two_workers_that_wait_for_it(lake: Lake) -> None:
     lake.check()
 
 
+@pytest.mark.core
 def test_poison_partition_is_a_dead_letter_until_redrive(lake: Lake) -> None:
     mend = damage(lake, PARTITIONS[3])
     call(lake, "dedupe", code=1)
@@ -120,6 +122,7 @@ def test_poison_partition_is_a_dead_letter_until_redrive(lake: Lake) -> None:
     assert lake.rows() == lake.expected(2)
 
 
+@pytest.mark.core
 def test_messages_of_another_table_and_of_nobody_are_buried(lake: Lake) -> None:
     name = lake.settings.queue.removeprefix("sqs://")
     sqs = boto3.client("sqs")

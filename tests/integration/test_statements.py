@@ -206,6 +206,7 @@ def test_an_order_in_file_names_stays(tmp_path: Path) -> None:
         table.reprocess(source=source, host="local")  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_keys_of_the_whole_table(tmp_path: Path) -> None:
     lake = Lake(tmp_path, key_scope="table")
     lake.land("1.jsonl", [row("a", 0, 2, 1), row("b", 1, 2, 2)])
@@ -222,6 +223,7 @@ def test_keys_of_the_whole_table(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- once, and whole
 
 
+@pytest.mark.long
 def test_a_batch_id_counts_once(lake: Lake) -> None:
     first = lake.change("raise", {"v": "v + 10"}, "k = 'a'", raised(is_a))
     again = lake.change("raise", {"v": "v + 10"}, "k = 'a'", raised(is_a))
@@ -391,6 +393,7 @@ def test_an_append_to_another_partition_does_not_matter(lake: Lake) -> None:
 # ---------------------------------------------------------------- where its rows are
 
 
+@pytest.mark.long
 def test_vacuum_keeps_the_rows_of_statements_and_a_rebuild_finds_them(lake: Lake) -> None:
     lake.change("raise", {"v": "v + 10"}, "k = 'a'", raised(is_a))
     lake.change("forget", None, "k = 'b' and d = '2020-01-01'", removed(lambda r: r["k"] == "b" and r["d"].day == 1))

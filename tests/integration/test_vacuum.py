@@ -331,6 +331,7 @@ def test_a_snapshot_that_expires_meanwhile_gets_no_tag(tmp_path: Path) -> None:
     assert not lake.table.snapshots()[0].body.tags
 
 
+@pytest.mark.long
 def test_a_reprocess_that_waits_for_its_workers_keeps_adopted_files_and_later_batches(
     tmp_path: Path, time: PassingTime
 ) -> None:
@@ -423,6 +424,7 @@ def test_dry_it_names_what_it_would_delete(tmp_path: Path) -> None:
     assert told == {g.name for g in again.table.vacuum(dry=False).garbage}
 
 
+@pytest.mark.long
 def test_a_lost_ledger_entry_stops_every_writer(tmp_path: Path) -> None:
     """Its number would be taken again, by a batch that nobody would merge."""
     lake = nights(tmp_path, 2)
@@ -445,6 +447,7 @@ def test_a_lost_ledger_entry_stops_every_writer(tmp_path: Path) -> None:
     lake.finish_and_check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 def test_vacuum_reads_no_manifest_where_nothing_can_go(tmp_path: Path, time: PassingTime, strategy: str) -> None:
     """Neither right after nights, nor once all but the kept snapshots expired: listings and snapshots say what is needed."""

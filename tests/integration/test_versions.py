@@ -52,6 +52,7 @@ def records(rng: random.Random) -> list[Any]:
     return [one() for _ in range(rng.randint(5, 9))]
 
 
+@pytest.mark.long
 @CASES
 @pytest.mark.parametrize("key_scope", ["partition", pytest.param("table", marks=pytest.mark.long)])
 def test_rows_have_the_batches_of_their_records_after_every_step(

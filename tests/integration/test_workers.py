@@ -120,6 +120,7 @@ def test_sigterm_lets_a_merge_be_finished(begin: Begin, lake: Lake, proxy: Fault
     assert count(lake) == QueueStats(len(PARTITIONS) - merged, 0, 0)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_sigterm_gives_back_what_takes_longer_than_the_grace(
     begin: Begin, lake: Lake, proxy: FaultProxy, processes: str
@@ -314,6 +315,7 @@ def test_worker_processes_hand_large_partitions_on(begin: Begin, local: Lake) ->
     assert [message.partition for message in local.opened.large_queue.messages()] == [LARGE]
 
 
+@pytest.mark.core
 def test_run_finishes_both_queues(local: Lake, spark: Any) -> None:
     local.land("2.jsonl", [row("a", day, 2, 2) for day in range(len(PARTITIONS))])
     results = local.table.run(host="local").dedupe

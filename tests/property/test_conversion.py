@@ -283,8 +283,9 @@ def check_dates(out: Any, expected: list[Any]) -> None:
 # ---------------------------------------------------------------- the properties
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("source", SOURCES, ids=str)
-@settings(max_examples=15 * TIMES, deadline=None)
+@settings(max_examples=6 * TIMES, deadline=None)
 @given(data=st.data())
 def test_convert_agrees_with_the_oracle(source: Any, data: st.DataObject) -> None:
     target = data.draw(st.sampled_from(TARGETS))
@@ -294,14 +295,16 @@ def test_convert_agrees_with_the_oracle(source: Any, data: st.DataObject) -> Non
     check(values, source, target)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("target", [t for t in TARGETS if t != pa.float32()], ids=str)
-@settings(max_examples=15 * TIMES, deadline=None)
+@settings(max_examples=6 * TIMES, deadline=None)
 @given(values=st.lists(st.one_of(st.none(), texts), max_size=40))
 @example(["-0", "00", None, "0x1F", "1", "0E40", "-.0e-9", ".E1"])
 def test_text_agrees_with_the_oracle(target: Any, values: list[str | None]) -> None:
     check(values, pa.string(), target)
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize(
     ("values", "source", "target"),
     [
@@ -337,6 +340,7 @@ def test_bad_value_is_found_wherever_it_is(where: int) -> None:
 _MAP = pa.map_(pa.int64(), pa.int64())
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize(
     ("array", "type_", "expected"),
     [
@@ -388,7 +392,7 @@ def test_nested_metadata_becomes_the_targets() -> None:
     assert not bad.any()
 
 
-@settings(max_examples=40 * TIMES, deadline=None)
+@settings(max_examples=15 * TIMES, deadline=None)
 @given(st.lists(st.lists(texts, max_size=6), max_size=4))
 @example([["1", "2.5"], ["2026-01-01"]])
 def test_inferred_type_holds_every_value_that_it_came_from(parts: list[list[str]]) -> None:
@@ -402,7 +406,7 @@ def test_inferred_type_holds_every_value_that_it_came_from(parts: list[list[str]
 # ---------------------------------------------------------------- CSV records
 
 
-@settings(max_examples=60 * TIMES, deadline=None)
+@settings(max_examples=25 * TIMES, deadline=None)
 @given(
     st.text(st.sampled_from('QD\n\ra é,"'), max_size=60).map(str.encode)
     | st.binary(max_size=30).map(lambda b: b"Q" + b),
@@ -446,7 +450,7 @@ FIELD = st.text(st.sampled_from('",\n\r aé1'), max_size=6)
 
 
 @pytest.mark.usefixtures("_any_block_size")
-@settings(max_examples=15 * TIMES, deadline=None)
+@settings(max_examples=6 * TIMES, deadline=None)
 @given(
     rows=st.lists(st.tuples(FIELD, FIELD, FIELD), max_size=12),
     # Python quotes no CR in a file of LF, so only CRLF files may have fields without quotes.
@@ -474,7 +478,7 @@ def test_what_csv_writes_is_what_we_read(rows: list[tuple[str, str, str]], style
         assert next(csv.reader(io.StringIO(data[place:].decode(), newline=""))) == list(row)
 
 
-@settings(max_examples=40 * TIMES, deadline=None)
+@settings(max_examples=15 * TIMES, deadline=None)
 @given(
     st.lists(
         st.text(st.sampled_from('",\n\r aé1'), max_size=30).map(str.encode) | st.binary(max_size=8), max_size=4

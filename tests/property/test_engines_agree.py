@@ -169,6 +169,7 @@ WHERE, SET = "v4 = true OR v5 < 0", {"v0": "upper(v0)", "v4": "NOT v4", "v19": "
 SOME = ("composite key, two orders",)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", [*SOME, *(pytest.param(n, marks=pytest.mark.long) for n in TABLES if n not in SOME)])
 def test_engines_agree_on_generated_tables(
     name: str, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch

@@ -80,7 +80,7 @@ def read(folder: Path, text: bytes, reading: Reading) -> tuple[list[tuple[Row, i
     return accepted, quarantined
 
 
-@settings(max_examples=60 * TIMES, deadline=None)
+@settings(max_examples=25 * TIMES, deadline=None)
 @given(
     st.lists(NOTES, min_size=1, max_size=5),
     st.sampled_from(sorted(WRITERS)),

@@ -89,7 +89,7 @@ how = st.tuples(
 )
 
 
-@settings(max_examples=70 * TIMES, deadline=None)
+@settings(max_examples=25 * TIMES, deadline=None)
 @given(rows(ANY), how, st.sampled_from([(",", '"'), (";", '"'), ("\t", "'"), ("|", "'"), ("\x01", "^")]))
 def test_any_dialect_of_csv_gives_what_plain_csv_gives(
     rows: list[tuple[str, str, str]], how: tuple[str, str, bool, int], signs: tuple[str, str]
@@ -105,7 +105,7 @@ def test_any_dialect_of_csv_gives_what_plain_csv_gives(
         assert rows_of(f"a.csv{ending}", PACK[ending](text.encode(encoding)), reading) == expected
 
 
-@settings(max_examples=70 * TIMES, deadline=None)
+@settings(max_examples=25 * TIMES, deadline=None)
 @given(
     rows(SIMPLE), how, st.sampled_from([("|", r"\|"), ("|", "[|]"), (" || ", r"\s*\|+\s*"), ("\t", "\t"), ("::", "::")])
 )

@@ -123,6 +123,7 @@ def grown(value: Any, type_: Any) -> Any:
     return {f.name: value.get(f.name) for f in type_} if pa.types.is_struct(type_) and value is not None else value
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(6 * TIMES))
 def test_every_reader_shows_a_value_as_the_column_has_it(seed: int, tmp_path: Path) -> None:
     """Whatever type files bring it in: text and numbers within lists and structs, JSON text, and text that looks like it."""

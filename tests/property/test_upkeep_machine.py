@@ -461,7 +461,10 @@ class UpkeepMachine(RuleBasedStateMachine):
 
 def examples(number: int) -> settings:
     return settings(
-        max_examples=TIMES * number, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=TIMES * number if TIMES > 1 else number // 3 or 1,
+        stateful_step_count=20,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
     )
 
 

@@ -90,7 +90,7 @@ def test_too_old_java_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spark", "javas", "fit"),
+    ("release", "javas", "fit"),
     [
         ("3.5.9", (7, 8, 17, 21), {8, 17}),
         ("3.5.6-amzn-1", (8, 11, 17, 21), {8, 11, 17}),
@@ -101,8 +101,8 @@ def test_too_old_java_is_passed_over(tmp_path: Path) -> None:
         (None, (7, 8, 25, 26), {8, 25}),
     ],
 )
-def test_each_spark_has_its_javas(spark: str | None, javas: tuple[int, ...], fit: set[int]) -> None:
-    assert {version for version in javas if version in sparkenv.javas_of(spark)} == fit
+def test_each_spark_has_its_javas(release: str | None, javas: tuple[int, ...], fit: set[int]) -> None:
+    assert {version for version in javas if version in sparkenv.javas_of(release)} == fit
 
 
 def test_java_that_spark_supports_goes_before_a_newer_one(tmp_path: Path) -> None:
