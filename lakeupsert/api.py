@@ -280,7 +280,7 @@ class Table:
                 raise ConfigurationError(
                     "two-sources",
                     "Quarantined rows and landing files are never one batch, so no landing files can be chosen here.",
-                    next="replay the quarantine alone, and append landing files in a call of their own",
+                    next="replay the quarantine in one call, and append landing files in another",
                 )
             return replay(self._table, batch_id=batch_id, progress=progress, warn=warn)
         return append(

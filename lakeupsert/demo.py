@@ -55,8 +55,8 @@ def main(args: Sequence[str]) -> int:
     "--nights", type=click.IntRange(min=1), default=DEFAULT_NIGHTS, show_default=True, help="Number of nights."
 )
 @click.option("--all", "nights", flag_value=NIGHTS_OF_THE_YEAR, type=int, help="Run the whole year.")
-@click.option("--host", type=click.Choice(["auto", "spark", "local"]), default="auto", help="Where phase one runs.")
-@click.option("--engine", type=click.Choice(["arrow", "spark"]), default="arrow", help="What merges in phase two.")
+@click.option("--host", type=click.Choice(["auto", "spark", "local"]), default="auto", help="Host of phase one.")
+@click.option("--engine", type=click.Choice(["arrow", "spark"]), default="arrow", help="Engine of phase two.")
 @click.option("--output", type=Path, default="build/demo", show_default=True, metavar="DIR", help="Folder to write to.")
 @click.option("--lake", metavar="ADDRESS", help="Put table and landing zone here, for example s3://BUCKET/FOLDER.")
 @click.option(

@@ -74,5 +74,5 @@ def _value_of(name: str, where: str, environment: Mapping[str, str], *, secrets:
     raise ConfigurationError(
         "unset-variable",
         f"{where}: environment variable {name} {state}.",
-        next=f"set {name} and run the same command again; if a literal ${{{name}}} is meant, write $${{{name}}}",
+        next=f"set {name} and run the same command again; for a literal ${{{name}}}, write $${{{name}}}",
     )

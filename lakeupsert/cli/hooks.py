@@ -50,7 +50,7 @@ def call_hook(name: str, hook: Hook, document: str, folder: Path | None) -> str 
         reason = _without_values(f"{name}: {e}", hook)
     else:
         return None
-    return f"{reason.rstrip('.')}. What was committed and the exit code are the same as without it."
+    return f"{reason.rstrip('.')}. The commits and the exit code of this command stay the same."
 
 
 def _without_values(text: str, hook: Hook) -> str:
@@ -86,7 +86,7 @@ def _run(arguments: Sequence[str], document: bytes, folder: Path | None) -> None
             process.wait()
             if isinstance(e, subprocess.TimeoutExpired):
                 raise HookError(f"{program} did not end within {SECONDS:.0f} seconds and was killed") from e
-            raise HookError(f"{program} was killed, because this command was told to end") from e
+            raise HookError(f"{program} was killed, because this command was stopped") from e
         if code:
             raise HookError(f"{program} ended with exit code {code}{_last_line(said)}")
 
@@ -131,7 +131,7 @@ def _post(address: str, document: bytes) -> None:
     try:
         thread.join(SECONDS)
     except BaseException as e:
-        raise HookError(f"{parts.hostname} was not waited for, because this command was told to end") from e
+        raise HookError(f"this command was stopped before {parts.hostname} answered") from e
     if thread.is_alive():
         raise HookError(f"{parts.hostname} did not answer within {SECONDS:.0f} seconds")
     if failures:

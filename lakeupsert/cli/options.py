@@ -25,17 +25,15 @@ def _host_option(default: str, what: str) -> Callable[[Function], Function]:
 
 host_option = _host_option(
     "auto",
-    "Where rows are read and merged: in Spark tasks, on this machine, or in Spark only if many bytes landed (auto).",
+    "Read and merge rows in Spark tasks (spark) or on this machine (local). auto: in Spark only if many bytes landed.",
 )
 rewrite_host_option = _host_option(
     "auto",
-    "Where rows are read and merged: in Spark tasks, or on this machine. auto: landing files in Spark only if they have many "
-    "bytes, and partitions on this machine.",
+    "Read and merge rows in Spark tasks (spark) or on this machine (local). auto: merge on this machine, and read landing "
+    "files in Spark only if they have many bytes.",
 )
-read_host_option = _host_option("local", "Where data files are read: in Spark tasks, or in this process.")
-merge_host_option = _host_option(
-    "local", "Where partitions are merged: in Spark tasks, or in processes of this machine."
-)
+read_host_option = _host_option("local", "Read data files in Spark tasks, or in this process.")
+merge_host_option = _host_option("local", "Merge partitions in Spark tasks, or in processes of this machine.")
 
 
 processes_option = click.option(
@@ -88,8 +86,7 @@ log_option = click.option(
     default="text",
     show_default=True,
     expose_value=False,
-    help="What goes to standard error: text, or a line of JSON for each batch, merge, publish, failure and warning, as it "
-    "happens.",
+    help="Report on standard error as text, or as one line of JSON for each batch, merge, publish, failure and warning.",
 )
 """For commands that commit batches, merge or publish. As with `--json`, `Program.main` looks for it."""
 

@@ -232,7 +232,7 @@ def columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> 
 _REPLAY = "`lakeupsert append --replay-quarantine` and `lakeupsert run`"
 _UNTRIED = ("malformed", "missing_column")  # `engine.replay.UNTRIED`, which would import Arrow
 REMEDIES = {
-    "ambiguous_date": "leave the format that is meant in `dates` under [read]; then `lakeupsert append --replay-quarantine` "
+    "ambiguous_date": "leave only the correct format in `dates` under [read]; then `lakeupsert append --replay-quarantine` "
     "and `lakeupsert run`",
     "bad_type": "if the values are correct, give the column a wider type in `schema`; then `lakeupsert append "
     "--replay-quarantine` and `lakeupsert run`",

@@ -58,7 +58,7 @@ def publish_warnings(published: "PublishResult") -> tuple[str, ...]:
         *others,
         f"batches after {published.batch} are not published yet: they touch "
         f"{output.count(len(published.waiting), 'partition')} ({output.short_list(published.waiting)}), not all of them merged. "
-        "`lakeupsert run` merges those that no worker is merging.",
+        "`lakeupsert run` merges the ones that no worker has taken.",
     )
 
 

@@ -140,8 +140,8 @@ def _explain(e: Exception) -> LakeupsertError | None:
     if unfit := _UNFIT.search(text):
         return ExecutorError(
             "executors-unfit",
-            f"Spark's executors can't run lakeupsert: {(unfit['start'] or unfit[0]).strip('. ')}. Nothing that their tasks wrote "
-            "is named by a commit, so no reader sees it.",
+            f"Spark's executors can't run lakeupsert: {(unfit['start'] or unfit[0]).strip('. ')}. Their tasks "
+            "committed nothing, so no reader sees what they wrote.",
             next="ship an environment with the job: build it with `make dist` on a machine like the executors, with their "
             "version of Python, and set spark.archives; or name a Python there with spark.pyspark.python (docs/SPARK.md)",
         )
@@ -150,8 +150,8 @@ def _explain(e: Exception) -> LakeupsertError | None:
         _stop_retries()
         return TryAgainError(
             "spark-unreachable",
-            f"The Spark Connect server {server} does not answer, or stopped while it worked. What it had written is named "
-            "by no commit, so no reader sees it.",
+            f"The Spark Connect server {server} does not answer, or stopped while it worked. It committed nothing, so no "
+            "reader sees what it had written.",
             next="start it, or correct SPARK_REMOTE, then run the same command again",
         )
     if type(e).__name__ not in SPARK_ERRORS:

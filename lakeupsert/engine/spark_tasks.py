@@ -43,7 +43,7 @@ class TaskMemory:
         return TaskDiedError(
             "task-died",
             f"The Python process of a Spark task was killed, or ran out of memory ({reason}). {self.amount} "
-            "Nothing that the task wrote is named by a commit, so no reader sees it.",
+            "The task committed nothing, so no reader sees what it wrote.",
             next=self.more + then,
         )
 
@@ -116,6 +116,6 @@ def as_unfit(found: object) -> ExecutorError | None:
         return None
     return ExecutorError(
         found.code,
-        f"On Spark's executors: {found.message} Nothing that their tasks wrote is named by a commit, so no reader sees it.",
+        f"On Spark's executors: {found.message} Their tasks committed nothing, so no reader sees what they wrote.",
         next=f"on the executors, {found.next}; their environment is set with spark.executorEnv.NAME (docs/SPARK.md)",
     )

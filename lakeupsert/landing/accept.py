@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
 _LONGEST_REASON = 400
-_KEY_ALONE = ' A delete that brings its key alone needs `key_scope = "table"`.'
+_KEY_ALONE = ' A delete that has only its key needs `key_scope = "table"`.'
 _DAY = 86_400_000_000
 _FRACTION = re.compile(r":\d\d\.(\d+)")
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
@@ -478,7 +478,7 @@ def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> M
     is_delete: Mask = as_mask(pc.is_in(text, pa.array(rule.values, pa.string())))
     if rule.upserts is not None:
         declared = is_delete | as_mask(pc.is_in(text, pa.array(rule.upserts, pa.string())))
-        what = "is neither in `delete.values` nor in `delete.upserts`"
+        what = "is not in `delete.values` or `delete.upserts`"
         refusals.add_values("bad_operation", ~declared, rule.column, what)
     return is_delete
 

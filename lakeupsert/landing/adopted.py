@@ -44,7 +44,7 @@ def read_footer(store: ObjectStore, info: ObjectInfo, key: Sequence[str], order_
     with store.open(info.name) as source:
         schema, footer = stored_schema_of(source, file)
         if why := why_not_in_place(source, file, footer):
-            raise UnreadableFileError(info.name, f"{why} Write the file anew, or land its rows instead.")
+            raise UnreadableFileError(info.name, f"{why} Rewrite the file, or land its rows instead.")
     nulls = dict.fromkeys(key, 0)
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):

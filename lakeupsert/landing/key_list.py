@@ -104,7 +104,7 @@ def _keys(path: str, block: Block, spec: TableSpec) -> Rows:
         if name not in (*spec.key, *spec.partition_by):
             raise _unfit(
                 path,
-                f"its column {name!r} is neither a key column ({', '.join(spec.key)}) nor a partition column "
+                f"its column {name!r} is not a key column ({', '.join(spec.key)}) or a partition column "
                 f"({', '.join(spec.partition_by)}). To change rows to the values of a file, land the file",
             )
     columns = {}

@@ -77,7 +77,7 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
     if table.settings.groups:
         raise ConfigurationError(
             "bad-setting",
-            f"[tables.{table.name}] has `groups`, but adopted rows do not say which group each record brought. "
+            f"[tables.{table.name}] has `groups`, but adopted rows do not show which groups each record contained. "
             "Nothing was changed.",
             next="land the rows instead, or remove `groups`",
         )
@@ -130,9 +130,9 @@ def _refuse_hashes(table: OpenTable) -> None:
         if one.function == "bucket":
             raise ConfigurationError(
                 "hashed-folders",
-                f"`partition_by` of [tables.{table.name}] has `{one}`. Files can't be adopted into it: which of its folders a "
-                f"row belongs to is lakeupsert's own hash (docs/FORMAT.md), and other programs, which may have folders "
-                f"{one.column}=… too, hash otherwise. Nothing was changed.",
+                f"`partition_by` of [tables.{table.name}] has `{one}`. Files can't be adopted into it: "
+                f"lakeupsert's own hash decides the folder of a row (docs/FORMAT.md), and another program that writes folders "
+                f"{one.column}=… uses a different hash. Nothing was changed.",
                 next="name this folder as `landing` and an empty one as `processed`, then run `lakeupsert run`; or adopt it with "
                 "another `partition_by`",
             )

@@ -233,14 +233,14 @@ def _queue(table: OpenTable) -> Iterator[Finding]:
             "queue",
             "warning",
             f"dead letters: {stats.dead}; the first: {letter.reason}",
-            "fix that, then run `lakeupsert redrive`: it returns those that are not merged to the queue and deletes the others",
+            "fix that, then run `lakeupsert redrive`: it returns those of unmerged partitions to the queue and deletes the rest",
         )
     if isinstance(queue, SqsQueue) and (visibility := queue.visibility_seconds()) < FUNCTION_SECONDS:
         yield Finding(
             "queue",
             "warning",
-            f"the visibility timeout of {queue.name} is {visibility} s, at least {FUNCTION_SECONDS} s are expected: otherwise a "
-            "second function repeats what the first one, which SQS called, has not started yet",
+            f"the visibility timeout of {queue.name} is {visibility} s; at least {FUNCTION_SECONDS} s are expected. Otherwise "
+            "SQS gives messages to a second function before the first one has started on them",
             "set the queue's visibility timeout to the function's timeout or more; `lakeupsert worker` sets its own",
         )
     if isinstance(queue, SqliteQueue):
@@ -343,7 +343,7 @@ def _disk(table: OpenTable) -> Iterator[Finding]:
     free = shutil.disk_usage(_nearest(Path(store.root))).free
     found = f"{free / 1e6:,.0f} MB free, the largest partition has {largest / 1e6:,.0f} MB"
     if free < 2 * largest:
-        found += "; twice that is expected, since a merge writes a new copy of a partition beside the old one"
+        found += "; a merge needs twice as much, because it writes a new copy of a partition before the old one goes"
         yield Finding("disk", "warning", found, f"free space on the file system of {store.root}")
     else:
         yield Finding("disk", "ok", found)
@@ -375,7 +375,7 @@ def _manifests(table: OpenTable) -> Iterator[Finding]:
         yield Finding("manifests", "problem", error.message.rstrip("."), error.next)
     if kept and not missing:
         named = sum(len(body.partitions) for body in kept.values())
-        yield Finding("manifests", "ok", f"all are stored that {count(len(kept), 'snapshot')} name: {named:,}")
+        yield Finding("manifests", "ok", f"{count(len(kept), 'snapshot')} name {named:,}; all are stored")
 
 
 def _publishers(table: OpenTable) -> Iterator[Finding]:

@@ -228,7 +228,7 @@ class _Properties:
             raise self.source.error(
                 "no-order",
                 found.line if found else None,
-                "there is no seq.fieldOrdinal, which the job on Spark needs to tell the newest record.",
+                "there is no seq.fieldOrdinal, which the job on Spark needs to find the newest record.",
                 change="write it",
             )
         if found:
@@ -258,14 +258,14 @@ class _Properties:
                 Setting("delete.values", (value,), code.origin if code else f"chombo's default of {DELETED}")
             )
             self.warnings.append(
-                f"every record needs the operation in field {ordinal}: chombo leaves it out of its own output, so add it to the "
+                f"every record needs the operation in field {ordinal}: chombo's output does not have it, so add it to the "
                 f"records of the master (any text but {value!r})"
             )
             return _Part(tuple(settings), (operation, code) if code else (operation,), (ordinal,))
         if operation:
             self._idle[operation] = "it is negative, which says that there is no such field"
         if code:
-            self._idle[code] = f"it has no effect in chombo without {OPERATION}"
+            self._idle[code] = f"chombo ignores it if {OPERATION} is not set"
         if prefix and prefix.value:
             return _Part((Setting("delete.file_prefix", prefix.value, prefix.origin),), (prefix,))
         if prefix and self.is_spark:
@@ -287,8 +287,8 @@ class _Properties:
             raise self.source.error(
                 "no-counterpart",
                 mutation.line,
-                f"{MUTATION} = delete makes every record of a run a delete. lakeupsert tells deletes by an operation or by names "
-                "of files.",
+                f"{MUTATION} = delete makes every record of a run a delete. lakeupsert recognizes deletes by an operation or by "
+                "names of files.",
                 change=f"let the names of files of deletes begin with del, write `rsbm.{PREFIX}=del` instead of this line",
             )
         if mutation.value.strip() != "upsert":
@@ -321,7 +321,7 @@ class _Properties:
                 raise self._bad(found, flaw)
             reading, values = Reading(format="delimited", delimiter=pattern), {"delimiter": pattern}
         origins = {"quote": "chombo knows no quotes", "header": "chombo knows no header"}
-        settings = [Setting("format", reading.format, "whatever the names of the files end in")]
+        settings = [Setting("format", reading.format, "whatever ending the files' names have")]
         settings += [Setting(f"read.{name}", value, origins.get(name, origin)) for name, value in values.items()]
         return _ReadingPart(reading, tuple(settings))
 

@@ -205,8 +205,8 @@ class _Move:
         )
         if self.partitions:
             self.warnings.append(
-                f"a delete must bring the partition columns ({', '.join(self.partitions)}) besides the key, as records of "
-                f'{self.landed.name} do. If deletes bring the key alone, set key_scope = "table" before the first run: a key '
+                f"a delete must have the partition columns ({', '.join(self.partitions)}) as well as the key, as records of "
+                f'{self.landed.name} do. If deletes have only the key, set key_scope = "table" before the first run: a key '
                 "then has one row in the table"
             )
         origin = f"{OPERATION} (line {found.line})"

@@ -214,7 +214,7 @@ class _Reader:
         if not isinstance(part, exp.ColumnDef):
             text = part.sql("hive")
             self._leave(
-                "constraint", text, self._line_of("CONSTRAINT", *text.split()[:1]), "lakeupsert checks the key alone"
+                "constraint", text, self._line_of("CONSTRAINT", *text.split()[:1]), "lakeupsert checks only the key"
             )
             return
         self._add_typed(self.made.columns, part)

@@ -28,8 +28,8 @@ def propose_count(size: float, bucket_bytes: int, workers: int) -> int:
 def describe_rule(bucket_bytes: int, workers: int) -> str:
     """What `propose_count` aims at."""
     return (
-        f"at most {ALONE_BUCKETS * bucket_bytes / 1e6:,.0f} MB in a partition, which one worker merges alone, and a multiple of "
-        f"{count(workers, 'core')}"
+        f"at most {ALONE_BUCKETS * bucket_bytes / 1e6:,.0f} MB in a partition, so that one worker can merge it, and a multiple "
+        f"of {count(workers, 'core')}"
     )
 
 

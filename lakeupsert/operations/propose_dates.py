@@ -148,8 +148,8 @@ def _loser(
             return wrong
     choice.value.extend((one.format.text, other.format.text))
     choice.warnings.append(
-        f"{meant}, and the sample does not settle it: such values are refused (ambiguous_date). Leave only the format that is "
-        "meant in `dates`"
+        f"{meant}, and the sample does not show which: such values are refused (ambiguous_date). Leave only the correct format "
+        "in `dates`"
     )
     return None
 

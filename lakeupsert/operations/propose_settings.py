@@ -225,9 +225,7 @@ class SettingChoices:
         number = propose_count(self.size, bucket_bytes, workers)
         if number == 1:
             return one_partition
-        why = (
-            f"{self.size / 1e6:,.0f} MB of files: {describe_rule(bucket_bytes, workers)}. The number is fixed for good"
-        )
+        why = f"{self.size / 1e6:,.0f} MB of files: {describe_rule(bucket_bytes, workers)}. The number can't be changed later"
         return Choice([expression(number, key)], (*one_partition.evidence, why))
 
     def _moments(self) -> list[str]:
@@ -510,7 +508,7 @@ class SettingChoices:
             why = f"{updates}, each with another {order}: updates of a row, of which the newest stays"
             self.warnings.append(
                 f"key {name_list(names)}: {updates}, and a table keeps only the newest of them. If they are different things, "
-                "add the column that tells them apart"
+                "add a column in which they differ"
             )
             return Choice(list(names), (why, *self._repeats(names)))
         return None

@@ -282,7 +282,7 @@ def _prove_partition(
     counters = [bucket.counters for bucket in manifest.buckets]
     recorded = Counters(**{name: sum(getattr(c, name) for c in counters) for name in Counters.__struct_fields__})
     if any(not bucket.settled and _bare(bucket.base) != _bare(touched[0].files) for bucket in manifest.buckets):
-        wrong.append("its files are not those that were adopted")
+        wrong.append("its files are not the adopted ones")
     wrong += stored.wrong
     appended = sum(t.rows for t in touched.values())
     withdrawn = sum(t.rows for number, t in touched.items() if number and number not in active)
@@ -302,8 +302,8 @@ def _prove_partition(
     found = add_digests([stored.live_digest, stored.tombstone_digest, *gone_digests])
     if None not in (arrived, found) and arrived != found and not wrong:
         wrong.append(
-            f"the number of rows is right, but they are not the rows that were appended: their digest is {found}, that of "
-            f"the appended rows {arrived}"
+            f"the number of rows is right, but they are not the rows that were appended: found digest {found}, expected "
+            f"{arrived}"
         )
     return Proof(
         partition=partition,

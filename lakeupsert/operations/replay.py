@@ -103,7 +103,7 @@ def _attempt(
         raise ConfigurationError(
             "batch-id-taken",
             f"Batch id {batch_id!r} belongs to another batch. Nothing was committed.",
-            next="give the replay a --batch-id of its own, or none",
+            next="give the replay another --batch-id, or none",
         )
     link = commit_batch(table, LocalHost(), ground, plan.job, entry, names, progress)
     if isinstance(link, Lost):

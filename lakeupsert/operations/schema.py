@@ -123,8 +123,8 @@ def _unfit_values(table: OpenTable, found: Conversion) -> RefusedError:
         "unfit-values",
         f"{found.unfit:,} of {found.unfit + found.converted:,} values of {found.column!r} in table {table.name!r} do not convert "
         f"to {type_}, for example {first.value!r} of {key} in {first.partition}. Nothing was changed.",
-        next="correct these rows at their source and land them again; or add --quarantine-unfit, which keeps a copy of these "
-        f"rows in quarantine, and the column is null in them. `{command}` lists the values",
+        next="correct these rows at their source and land them again; or add --quarantine-unfit, which sets the column "
+        f"to null in these rows and keeps a copy of them in quarantine. `{command}` lists the values",
     )
 
 

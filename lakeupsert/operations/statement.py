@@ -232,7 +232,7 @@ def _committed(table: OpenTable, ground: Ground, batch_id: str, asked: Statement
                 "batch-id-taken",
                 f"Batch id {batch_id!r} belongs to batch {number}, which {what}"
                 f"{f': {header.statement}' if header.statement else ''}. Nothing was committed.",
-                next=f"give this {asked.kind} a --batch-id of its own, or none",
+                next=f"give this {asked.kind} another --batch-id, or none",
             )
         entry = table.entries(number - 1, number)[0].body
         assert entry.statement is not None, "the header has it"
@@ -252,7 +252,7 @@ def _warnings(
     if others := list(partitions_of(spec, lacking, where)):
         warnings.append(
             f"{count(len(others), 'partition')}, for example {others[0]}, have batches that are not published yet. Rows that "
-            "only these batches have are not seen, and stay; `--snapshot latest` sees them."
+            "only these batches have are not read, and stay as they are; `--snapshot latest` reads them."
         )
     return tuple(warnings)
 
@@ -260,8 +260,8 @@ def _warnings(
 def _not_seen(table: OpenTable, lacking: Mapping[str, int], partition: str) -> RefusedError:
     return RefusedError(
         "unpublished-batch",
-        f"Table {table.name!r}: batch {lacking[partition]} touches {partition} and is not published yet. The statement is for "
-        "rows there, and would replace newer ones by what was computed from those that readers see. Nothing was changed.",
+        f"Table {table.name!r}: batch {lacking[partition]} touches {partition} and is not published yet. The statement "
+        "matches rows there. It would compute them from the published rows and replace newer ones. Nothing was changed.",
         next="run `lakeupsert run`, then the same command again; or give it --snapshot latest, which reads that batch too",
         partition=partition,
     )
@@ -290,7 +290,7 @@ def _refuse_unsupported(table: OpenTable, spec: TableSpec, options: StatementOpt
         if spec.groups:
             raise ConfigurationError(
                 "delete-of-groups",
-                f"Table {table.name!r} has [groups], whose columns have orders of their own, and a delete has the order of the "
+                f"Table {table.name!r} has [groups]. Each group has its own order, but a delete has only the order of the "
                 "whole row. Nothing was changed.",
                 next="set the columns to null with `lakeupsert update`",
             )

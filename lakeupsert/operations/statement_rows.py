@@ -110,8 +110,8 @@ class RowChoice:
             if repeats > keys.num_rows:
                 raise RefusedError(
                     "repeated-keys",
-                    f"{partition}: {repeats - keys.num_rows} adopted rows repeat a key of {keys.num_rows} that the statement is "
-                    "for, and nothing was merged there since that would leave one of them. Nothing was changed.",
+                    f"{partition}: the statement matches {keys.num_rows} keys, and {repeats - keys.num_rows} adopted rows repeat "
+                    "one of them. No merge has removed these duplicates yet. Nothing was changed.",
                     next=f"run `lakeupsert reprocess --partition {partition}`, which leaves one row of each key, then run the "
                     "same command again",
                     partition=partition,

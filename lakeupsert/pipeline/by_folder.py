@@ -31,7 +31,7 @@ def open_folder(address: str, name: str | None, profile: str | None) -> OpenTabl
     if profile is not None:
         raise ConfigurationError(
             "bad-setting",
-            f"{address} is the place of a table, and the profile {profile!r} is one of a configuration: it would have no effect.",
+            f"{address} is the folder of a table. Profile {profile!r} would have no effect: only configurations have profiles.",
             next=f"open {FILE_NAME} with the profile, or the folder without it",
         )
     if not is_remote(address) and not address.startswith("file:"):

@@ -93,8 +93,8 @@ class Declaration:
         if not spec.stamped or (spec.order_by == _ARRIVAL and _ARRIVAL[0] not in self.settings.schema):
             return []
         return [
-            f"no file has the ordering column {spec.order_by[0]!r}, so rows get their receipt stamp in it and arrival "
-            "decides, for good; if you did not mean that, correct `order_by` and create the table again"
+            f"no file has the ordering column {spec.order_by[0]!r}, so it gets each row's receipt stamp, and the row that "
+            "arrives later always wins; if that is wrong, correct `order_by` and create the table again"
         ]
 
     def misspelt_columns(self, columns: Iterable[str], typed: Iterable[str]) -> dict[str, str]:
@@ -112,7 +112,7 @@ class Declaration:
         misspelt = self.misspelt_columns(columns, alone)
         return [
             f"no file has the column {name!r} of [tables.{self.name}.schema]; the table has it, and it is null until files "
-            f"bring it{f'. Did you mean {misspelt[name]!r}?' if name in misspelt else ''}"
+            f"have it{f'. Did you mean {misspelt[name]!r}?' if name in misspelt else ''}"
             for name in alone
         ]
 
@@ -242,7 +242,7 @@ class Declaration:
                     "another-table",
                     f"{self.settings.processed} holds a table whose `{setting}` is {_text(stored[setting])}; "
                     f"{source} says {_text(value)}. These settings are fixed when a table is created.",
-                    next=f"{correction}, or give [tables.{self.name}] a processed path of its own",
+                    next=f"{correction}, or give [tables.{self.name}] another `processed` path",
                 )
         self._refuse_without_effect(spec)
 

@@ -141,8 +141,8 @@ class Ground:
             found.append(holds_a_table(self.log))
         if self.by_size:
             found.append(
-                f"the landing zone tells nothing of {count(self.by_size, 'file')} but the size: a file that is replaced by one "
-                "of the same size is not noticed, neither while it is read nor later. Land each change under a new name"
+                f"the landing zone reports only the size of {count(self.by_size, 'file')}: if a file is replaced by another of "
+                "the same size, lakeupsert can't notice it. Land each change under a new name"
             )
         return tuple(found)
 
@@ -201,7 +201,7 @@ def discover(table: OpenTable, request: Request = ALL_NEW, excluded: Collection[
             "batch-id-taken",
             f"Batch id {request.batch_id!r} was used for {len(same_id.files)} other files; {inputs[0].path} is not one of "
             "them. Nothing was committed.",
-            next="give the new files a --batch-id of their own, or none",
+            next="give the new files another --batch-id, or none",
         )
     if ground.spec is not None and withdrawn is not None:
         _refuse_renamed(table, ground.spec, entries, {i.path: i.listed for i in inputs})

@@ -83,8 +83,8 @@ def hollow_deletes(table: OpenTable, spec: TableSpec, entries: Iterable[LedgerEn
     columns = ", ".join(repr(name) for name in partition_sources(spec) if name not in spec.key)
     has = "has" if number == 1 else "have"
     return [
-        f"{count(number, 'delete')} {has} no value but the key: all others are empty or zero, as Debezium invents them under "
-        f"PostgreSQL's default replica identity, also {columns}. So the partition is not that of the row, and the row stays. At "
+        f"{count(number, 'delete')} {has} only the key: all other values are empty or zero, also {columns}. Debezium invents "
+        "them under PostgreSQL's default replica identity. So such a delete names a wrong partition, and the row stays. At "
         'the source, `ALTER TABLE … REPLICA IDENTITY FULL` sends whole rows. Here, `key_scope = "table"` deletes by the key. '
         f"It is fixed when a table is created: give [tables.{table.name}] another `processed`, and `lakeupsert run` takes all "
         "landing files again"
@@ -125,9 +125,9 @@ def several_tables(table: OpenTable, origins: Origins) -> list[str]:
     setting = f"`only = {{ {column} = "
     listed = ", ".join(map(repr, names))
     return [
-        f"the batch has rows of several tables by {column!r}: {listed}. Rows of one key replace each other, whichever table they "
-        f'are of. If the table is one of them, set {setting}"{names[0]}" }}` in [tables.{table.name}.read] and give the table '
-        "another `processed`: `lakeupsert run` takes all landing files again. If all belong to it, say so: "
+        f"the batch has rows of several tables by {column!r}: {listed}. Rows with the same key replace each other, even across "
+        f'these tables. If the table is one of them, set {setting}"{names[0]}" }}` in [tables.{table.name}.read] and give it '
+        "another `processed`: `lakeupsert run` takes all landing files again. If all belong to this table, say so: "
         f"{setting}{msgspec.json.encode(names).decode()} }}`"
     ]
 

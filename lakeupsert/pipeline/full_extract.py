@@ -103,9 +103,9 @@ def refuse_other_than_one_batch(ground: Ground) -> None:
     raise RefusedError(
         "full-extract-incomplete",
         f"{count(len(paths), 'withdrawn file')} would be taken as one full extract, but no withdrawn batch had exactly these "
-        "files: keys would be deleted, or come back, that were not in the extract of then. Nothing was committed.",
+        "files: it would delete or restore other keys than the extract did then. Nothing was committed.",
         next="if the folders of the landing zone have dates, take one batch after the other with --received-from and "
-        "--received-to; else land the files that are wanted under other names",
+        "--received-to; otherwise land the files that you want under other names",
     )
 
 

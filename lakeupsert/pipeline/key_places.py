@@ -211,8 +211,8 @@ def _unknown_keys(table: OpenTable, to: IndexTarget, entry: LedgerEntry, number:
         rows = entry.touched[UNPLACED].rows
         raise RefusedError(
             "no-partition-yet",
-            f"The batch for table {table.name!r} has only records that bring their key alone: {rows:,} rows. The table has no "
-            "partition yet, so none of them has a row. Nothing was committed.",
+            f"The batch for table {table.name!r} has {rows:,} rows, and all have only their key. The table has no partition "
+            "yet, so none of the keys has a row. Nothing was committed.",
             next="land the rows first, in this batch or an earlier one, then run `lakeupsert run` again",
         )
     return UnknownKeys(home, table.settings.unknown_deletes == "keep")

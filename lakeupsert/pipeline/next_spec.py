@@ -137,7 +137,7 @@ def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, st
         aliases = rename_aliases(aliases, reading.table_name_of(own), new)
     return [
         f"column {new!r} is null in the rows of {_files(paths)}: it was renamed from {reading.table_name_of(own)!r}, and these "
-        f"files still have {_old_name(own, reading)}, which is now a column of its own; set `{toml_aliases(aliases)}` under "
+        f"files still have {_old_name(own, reading)}, which is now a separate column; set `{toml_aliases(aliases)}` under "
         f"[tables.{table.name}.read] before the next files come"
         for (own, new), paths in found.items()
     ]
@@ -325,7 +325,7 @@ def _refuse_other_keys(table: OpenTable, known: TableSpec, given: Types) -> None
                 "key-type-fixed",
                 f"The key column {name!r} is {own} in table {table.name!r}, and {where} says {other}. A key's type is "
                 "fixed when a table is created. Nothing was committed.",
-                next=f"remove {name!r} from {where}, or give a table of another name its own `processed`",
+                next=f"remove {name!r} from {where}, or create a table with another name and `processed`",
             )
 
 

@@ -238,7 +238,7 @@ class OpenTable:
             f"{self.store.uri(self.objects.ledger.name(manifest.merged))}. Something other than lakeupsert deleted "
             "it. The partition was not changed.",
             next=f"{metadata.FROM_BACKUP}; without one, {repair}. Other partitions may have merged it too: `lakeupsert "
-            "reconcile` then names those that do not balance",
+            "reconcile` names each partition that does not balance",
             partition=manifest.partition,
         )
 

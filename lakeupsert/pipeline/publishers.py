@@ -157,7 +157,7 @@ def _explained(name: str) -> Iterator[None]:
     except Exception as e:
         raise DamagedTableError(
             "publisher-failed",
-            f"{name}: {type(e).__name__}: {e}. The snapshot is published; readers of {name} see what they saw.",
+            f"{name}: {type(e).__name__}: {e}. The snapshot is published; readers of {name} still see an older one.",
             next=f"fix the cause that the message names, or start over: `lakeupsert publish --to {name} --reset`. If that "
             "does not help, report it as a bug of lakeupsert",
         ) from e
@@ -210,7 +210,7 @@ class Publishers:
         found: list[ObjectInfo] = []
         for name, answer in self._ask(lambda one: one.garbage(oldest, newest)).items():
             if isinstance(answer, LakeupsertError):
-                log.warning("what readers of %s do not need any more is kept: %s", name, answer.message)
+                log.warning("%s objects that readers no longer need are kept: %s", name, answer.message)
             else:
                 found += answer
         return found

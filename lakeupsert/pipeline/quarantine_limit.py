@@ -81,7 +81,9 @@ def refuse_new_versions(table: OpenTable, ground: Ground, origins: Origins, requ
             found, step = "This batch has rows from before", "land its files without rows from before, and run again"
         elif is_split:
             found = "Earlier batches have some of its rows, which a full extract without them would delete"
-            step = f"land {whole} in new files, also those that were landed before, and run {full[:-1]} --may-shrink`"
+            step = (
+                f"land {whole} again in new files, also rows that have landed before, and run {full[:-1]} --may-shrink`"
+            )
         else:
             found = "The table has rows from before"
             step = f"if the new landing files have {whole}, run {full}; else land them first"

@@ -158,8 +158,8 @@ def rewrite_step(table: OpenTable, head: Link[Manifest] | None, partition: str, 
     if work.source == "landing" and rebuilt.refused != head.body.quarantine:
         raise RefusedError(
             "work-outdated",
-            f"{partition}: since its reprocess began, merges have refused other rows than those that the reprocess leaves out. "
-            "The partition is unchanged.",
+            f"{partition}: merges have refused rows since its reprocess began, so the reprocess would leave out the wrong "
+            "rows. The partition is unchanged.",
             next="run `lakeupsert reprocess` again",
             partition=partition,
         )
@@ -310,7 +310,7 @@ def _with_rebuilt_files(link: Link[LedgerEntry], partition: str, rebuilt: Partit
     if link.number not in rebuilt.batches:
         raise RefusedError(
             "work-outdated",
-            f"{partition}: its reprocess began before a restore brought batch {link.number} back. The partition is unchanged.",
+            f"{partition}: a restore has added batch {link.number} again since its reprocess began. The partition is unchanged.",
             next="run `lakeupsert reprocess` again",
             partition=partition,
         )

@@ -381,7 +381,7 @@ def _merge_partitions(
     except (TryAgainError, ExecutorError):
         raise
     except Exception as e:
-        log.debug("a shared call failed, trying each partition alone: %r", e)
+        log.debug("a shared call failed, trying each partition in its own call: %r", e)
     for partition, batch in wanted.items():
         try:
             yield from merge(table, engine, {partition: batch}, work)

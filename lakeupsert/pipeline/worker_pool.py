@@ -211,7 +211,7 @@ def _died(table: OpenTable, deaths: int) -> TryAgainError:
     return TryAgainError(
         "worker-died",
         f"Table {table.name!r}: {what}. Committed work is kept, and all messages are back in the queue.",
-        next="run the same command again, with fewer --workers if memory is short; in a script of your own, call it below "
+        next="run the same command again, with fewer --workers if memory is short; in your own script, call it below "
         '`if __name__ == "__main__":`, because every worker imports the script',
     )
 

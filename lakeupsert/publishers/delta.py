@@ -361,7 +361,7 @@ def _diff(
             raise ConfigurationError(
                 "unfit-for-delta",
                 f"{file.name} was written before a column was retyped, and readers of Delta would not convert its values. They "
-                "see the last version from before; readers of lakeupsert are not concerned.",
+                "see the last version from before; readers of lakeupsert are not affected.",
                 next="run `lakeupsert compact --full`, which converts them",
             )
         if spec.names_in(file.renames) != spec.names_written:

@@ -244,7 +244,7 @@ class IcebergPublisher:
         self._refuse_another(table.metadata)
         snapshot = table.current_snapshot()
         if snapshot is None:
-            raise self._foreign("has no snapshot any more")
+            raise self._foreign("no longer has a snapshot")
         number = self._number(snapshot)
         if number is None:
             raise self._foreign(f"has snapshot {snapshot.snapshot_id}, which its publisher did not write")

@@ -175,13 +175,13 @@ class IcebergCatalog:
             return ConfigurationError(
                 "extra-missing",
                 f"The Iceberg catalog of {self.table!r} needs a package that is not installed: {text}. Readers of Iceberg see "
-                "what they saw.",
+                "the snapshot before.",
                 next="pip install 'pyiceberg[EXTRA]' with the extra of that catalog: sql-sqlite, sql-postgres, glue, hive, …",
             )
         if isinstance(error, _REFUSALS):
             return ConfigurationError(
                 "catalog-refused",
-                f"The Iceberg catalog refused {self.table!r}: {text}. Readers of Iceberg see what they saw.",
+                f"The Iceberg catalog refused {self.table!r}: {text}. Readers of Iceberg still see the snapshot before.",
                 next="correct `catalog` and `table` in [tables.NAME.iceberg], or the rights of this role",
             )
         return self._unreachable(f"failed: {text}")
@@ -189,7 +189,7 @@ class IcebergCatalog:
     def _unreachable(self, why: str) -> LakeupsertError:
         return StoreUnavailableError(
             "catalog-unreachable",
-            f"The Iceberg catalog of {self.table!r} {why}. Readers of Iceberg see what they saw, or the newest snapshot.",
+            f"The Iceberg catalog of {self.table!r} {why}. Readers of Iceberg see the snapshot before, or this one.",
             next="run `lakeupsert publish --to iceberg` when the catalog answers",
         )
 
@@ -214,7 +214,7 @@ def _open(settings: IcebergSettings) -> Catalog:
         raise ConfigurationError(
             "bad-setting",
             f"`format_version = 3` needs a REST catalog, and {settings.catalog_name!r} is not one: pyiceberg can't write "
-            "metadata of version 3. Readers of Iceberg see what they saw.",
+            "metadata of version 3. Readers of Iceberg still see the snapshot before.",
             next="set format_version = 2 in [tables.NAME.iceberg], or name a REST catalog",
         )
     return catalog

@@ -227,7 +227,7 @@ class SymlinkPublisher:
                 refused = [e.message]
         raise TryAgainError(
             "catalog-busy",
-            f"{self.catalog.where} could not be brought up to snapshot {newest.number} in {ATTEMPTS} attempts"
+            f"{self.catalog.where} could not be updated to snapshot {newest.number} in {ATTEMPTS} attempts"
             f"{f': {refused[0]}' if refused else ', because others publish'}. Some partitions may show it already.",
             next=f"run `lakeupsert publish --to {self.catalog.kind}`",
         )
@@ -353,8 +353,8 @@ class SymlinkPublisher:
             (id_, column.name) for id_, column in now[: len(before)]
         ]:
             raise self._unfit(
-                "columns were dropped, were retyped or changed their place, and readers would see other columns' values or nulls "
-                "while the partitions are switched one after the other",
+                "columns were dropped, were retyped or changed their place. While the partitions are switched one by one, "
+                "readers would see values of other columns, or nulls",
                 f"run `lakeupsert publish --to {self.catalog.kind} --reset`, which drops the table and creates it again; "
                 "meanwhile readers find no table",
             )

@@ -245,7 +245,7 @@ class SqliteQueue:
 
     def _permission_error(self, e: Exception, *, to: Literal["read", "write"]) -> ConfigurationError:
         if to == "read":
-            needs = "The folder, the file and the files -wal and -shm beside it must be readable."
+            needs = "The folder, the file and its files -wal and -shm must be readable."
         else:
             needs = "The folder must exist, and folder and file must be writable."
         return ConfigurationError(

@@ -150,7 +150,7 @@ class Assignments:
             if name in _TELLS_TIME or any(
                 stability != "CONSISTENT" for kind, stability, *_ in known if kind == "scalar"
             ):
-                yield f"{name}() does not depend on the row alone"
+                yield f"{name}() does not depend only on the row"
         elif kinds == {"macro"}:
             for _, _, definition, parameters in known:
                 [[parsed]] = self._connection.execute(

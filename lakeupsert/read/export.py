@@ -233,8 +233,8 @@ def _check_address(view: View, output: str, *, overwrite: bool, elsewhere: bool)
     if overwrite:
         raise ConfigurationError(
             "unfit-for-store",
-            f"--overwrite can't replace {output} at once, so its readers would see a part of each export. Nothing was written.",
-            next="use another --output, and delete the old export when nobody reads it any more",
+            f"--overwrite can't replace {output} in one step, so readers could see parts of both exports. Nothing was written.",
+            next="use another --output, and delete the old export when nobody reads it",
         )
     if elsewhere and view.number is None:
         raise ConfigurationError(

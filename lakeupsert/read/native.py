@@ -67,7 +67,7 @@ def _why_arrow(view: View, files: Sequence[ViewFile]) -> str | None:
     if view.stamps is not None:
         return "the ledger, not the files, has the receipt stamps of batches"
     if not home.startswith("file:"):
-        return "the table is on a remote store, for which the engine has credentials of its own"
+        return "the table is on a remote store, for which the engine uses its own credentials"
     if (superseded := sum(file.superseded for file in files)) > MOST_SUPERSEDED:
         return f"{superseded:,} rows are superseded; `lakeupsert compact --full` leaves none"
     if adopted := sum(TableObjects.start_of(file.name) is None for file in files):

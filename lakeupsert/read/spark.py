@@ -191,8 +191,8 @@ def _misread_texts(view: View, files: Sequence[ViewFile]) -> dict[str, dict[str,
             if text in found.get(column, ()):
                 raise ConfigurationError(
                     "unfit-for-spark",
-                    f"Spark would take the partition {partition} for another one, {column} = {found[column][text]!r}, since it "
-                    "reads every escaped byte of a folder's name as a character. Nothing was read.",
+                    f"Spark would read the partition {partition} as {column} = {found[column][text]!r}: it takes every escaped "
+                    "byte of a folder's name for a character. Nothing was read.",
                     next="read the table with to_arrow, to_duckdb or to_polars",
                 )
     return found
@@ -207,7 +207,7 @@ def _refuse_conversions(view: View, files: Sequence[ViewFile]) -> None:
             "unconverted-files",
             f"{count:,} of {len(files):,} files were written before a retype of {', '.join(map(repr, sorted(older)))}, and Spark "
             "does not convert their values as lakeupsert does. Nothing was read.",
-            next="run `lakeupsert compact --full`, which converts all of them but those of a history; or read the table with "
+            next="run `lakeupsert compact --full`, which converts all except the files of a history; or read the table with "
             "to_arrow, DuckDB or Polars",
         )
 

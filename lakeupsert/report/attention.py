@@ -105,7 +105,7 @@ def _partitions_behind(name: str, data: "ReportData") -> Iterator[Finding]:
         yield Finding(
             "bad",
             f"Rows of {_partitions(len(data.unaccounted))} are not accounted for: {_short(data.unaccounted)}",
-            "The manifests count other rows than the ledger says were appended.",
+            "The manifests and the ledger count different numbers of rows.",
             commands=(_command("reconcile", name),),
         )
 
@@ -121,7 +121,7 @@ def replay(name: str) -> tuple[str, ...]:
 def _messages(name: str, status: "Status") -> Iterator[Finding]:
     if status.queue is not None and status.queue.dead:
         why = (
-            "These messages failed at every attempt, and workers leave them alone."
+            "These messages failed at every attempt, and workers no longer try them."
             if status.dirty
             else "Every partition is merged, so they are obsolete."
         )

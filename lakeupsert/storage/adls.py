@@ -407,7 +407,7 @@ class _FileSystem(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
         if not account and not self.connection_string:
             raise ConfigurationError(
                 "bad-setting",
-                "An address names no storage account, and neither does the environment. Nothing was changed.",
+                "No storage account is named in the address or in the environment. Nothing was changed.",
                 next="write it as abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/path, or set AZURE_STORAGE_ACCOUNT_NAME",
             )
         host = account and f"{account}.blob.{suffix or 'core.windows.net'}"

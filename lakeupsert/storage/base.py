@@ -163,8 +163,8 @@ def not_as_listed(store: ObjectReader, listed: ObjectInfo, found: str) -> Except
         "store-contradicts-itself",
         f"{store.uri(listed.name)}: the store says that it has {listed.size:,} bytes and did not change; {found}. Its rows "
         "would be lost. Earlier commits are untouched.",
-        next="use another server or file system, or copy the files to one; a server that unpacks what it sends "
-        "(Content-Encoding) must be told not to",
+        next="if the server unpacks what it sends (Content-Encoding), turn that off; otherwise use another server or file "
+        "system, or copy the files to one",
     )
 
 

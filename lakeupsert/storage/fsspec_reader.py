@@ -147,8 +147,8 @@ class FsspecReader:
         if info.get("size") is None:
             raise ConfigurationError(
                 "no-landing",
-                f"{self.uri(name)}: the server tells no size, so it can't be read as a landing file. {UNTOUCHED}",
-                next="use a server that tells it (Content-Length), or copy the files to another landing zone",
+                f"{self.uri(name)}: the server does not report the size, so the file can't be read. {UNTOUCHED}",
+                next="use a server that reports it (Content-Length), or copy the files to another landing zone",
             )
         return info_of(name, info)
 

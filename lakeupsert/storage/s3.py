@@ -286,8 +286,8 @@ class S3Store:
             return unreachable(self.uri(name), what)
         return StoreUnavailableError(
             "store-unreachable",
-            f"{self.uri(name)}: {what.rstrip('.')}. It was a range of the object, with which some servers (rclone serve s3, "
-            f"gofakes3) send the checksum of the whole object. {UNTOUCHED}",
+            f"{self.uri(name)}: {what.rstrip('.')}. The request was for a range of the object, and some servers (rclone "
+            f"serve s3, gofakes3) answer with the checksum of the whole object. {UNTOUCHED}",
             next="with such a server, set AWS_RESPONSE_CHECKSUM_VALIDATION=when_required; with another one, check the network; "
             "then run the same command again",
         )
@@ -295,8 +295,8 @@ class S3Store:
     def _no_etag(self, name: str, operation: str) -> ConfigurationError:
         return ConfigurationError(
             "no-etag",
-            f"{self.uri(name)}: the server's answer to {operation} names no ETag, without which a replaced object is not noticed "
-            f"(s3s-fs names none in listings, JuiceFS's gateway none at all). {UNTOUCHED}",
+            f"{self.uri(name)}: the server's answer to {operation} has no ETag, so a replaced object would not be noticed "
+            f"(s3s-fs sends none in listings, JuiceFS's gateway none at all). {UNTOUCHED}",
             next="start JuiceFS's gateway with --keep-etag and write the objects again; or use another server",
         )
 

@@ -231,8 +231,8 @@ def _refuse_unfit_rules(schema: pa.Schema, declared: TableSpec) -> None:
         _refuse_nested(schema)
         if declared.stamped:
             raise _bad_setting(
-                f"`ties` is content, but rows are ordered by arrival alone: no file has the column {declared.order_by[0]!r}, "
-                "so it holds receipt stamps.",
+                f"`ties` is content, but only arrival orders the rows: no file has the column {declared.order_by[0]!r}, so it "
+                "holds receipt stamps.",
                 'set `ties = "arrival"`, or name a column of the files in `order_by`',
             )
     if declared.groups:
@@ -443,8 +443,8 @@ def _refuse_retype(spec: TableSpec, field: pa.Field, type_: pa.DataType) -> None
     if spec.mode == "columns":
         raise ConfigurationError(
             "retype-not-supported",
-            f'The column {name!r} can\'t become {becomes}: in a table with `mode = "columns"`, files say by ids which columns a '
-            "row brings. Nothing was changed.",
+            f'The column {name!r} can\'t become {becomes}: in a table with `mode = "columns"`, files list the columns of each '
+            "row by their ids. Nothing was changed.",
             next="drop the column and land its values again under another name",
         )
 
@@ -545,8 +545,8 @@ def _refuse_groups(schema: pa.Schema, declared: TableSpec) -> None:
     computed = next((one for one in declared.partition_from if one not in declared.hash_columns), None)
     if computed is not None:
         raise _bad_setting(
-            f"`partition_by` computes {computed.column!r} from {computed.source!r}, which every record would have to bring. With "
-            "`groups`, records of one source do not bring the columns of another.",
+            f"`partition_by` computes {computed.column!r} from {computed.source!r}, so every record needs that column. With "
+            "`groups`, records of one source do not have the columns of another.",
             "partition by a column that every record has",
         )
     orderings = {"order_by": declared.ordering} | {f"groups.{g.name}.order_by": g.ordering for g in declared.groups}
@@ -555,7 +555,7 @@ def _refuse_groups(schema: pa.Schema, declared: TableSpec) -> None:
             if o.nulls_first:
                 raise _bad_setting(
                     f"`{where}` has {str(o)!r}. With `groups`, a null in an ordering column means that a record does not "
-                    "bring the group.",
+                    "have the group.",
                     "remove `nulls first`",
                 )
     of_row = (*declared.key, *declared.partition_by, *declared.order_by)
@@ -653,7 +653,7 @@ def _refuse_reserved_and_ambiguous(names: Iterable[str]) -> None:
         if name.lower().startswith(RESERVED) or other is not name:
             reason = f"begins with {RESERVED}, which is reserved for lakeupsert"
             if other is not name:
-                reason = f"differs from {other!r} by case at most, and engines like Spark could not tell the two apart"
+                reason = f"differs from {other!r} only by case, and engines like Spark take the two for one"
             raise ConfigurationError(
                 "unfit-column-name",
                 f"The column name {name!r} {reason}.",
@@ -667,8 +667,8 @@ def _refuse_ambiguous_within(column: str, type_: pa.DataType) -> None:
     if twice is not None:
         raise ConfigurationError(
             "unfit-column-name",
-            f"Column {column!r} would contain two fields whose names differ by case at most ({twice!r} in lower case); engines "
-            "like Spark could not tell them apart.",
+            f"Column {column!r} would contain two fields whose names are equal or differ only by case ({twice!r} in lower "
+            "case); engines like Spark take them for one.",
             next="rename the field at the source of the landing files",
         )
     for i in range(type_.num_fields if pa.types.is_nested(type_) else 0):

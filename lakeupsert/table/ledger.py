@@ -130,8 +130,8 @@ class ChosenHost(msgspec.Struct, frozen=True, kw_only=True):
         if self.missing is None or self.landing_bytes is None:
             return ()
         return (
-            f"{self.landing_bytes / 1e9:.1f} GB landed, for which Spark would be faster, but this machine works alone: "
-            f"{self.missing} `--host local` does the same without a warning.",
+            f"{self.landing_bytes / 1e9:.1f} GB landed. Spark would be faster, but the night runs on this machine: "
+            f"{self.missing} `--host local` does the same and does not warn.",
         )
 
 

@@ -356,5 +356,5 @@ def test_address_without_a_container_is_refused(address: str) -> None:
 
 @pytest.mark.usefixtures("no_connection")
 def test_address_without_an_account_is_refused_where_the_environment_names_none() -> None:
-    with pytest.raises(ConfigurationError, match="names no storage account"):
+    with pytest.raises(ConfigurationError, match="No storage account is named"):
         open_store("az://lake/x").get("a")

@@ -282,7 +282,7 @@ def test_file_with_two_columns_that_differ_by_case_alone_is_set_aside(lake: Path
     land("a.csv", "id,transaction_date,Note,note\n1,2020-01-01,a,b\n")
     error = run(1)["error"]
     assert error["code"] == "no-readable-file"
-    assert "'Note' and 'note', which differ by case alone" in error["message"]
+    assert "'Note' and 'note', which differ only by case" in error["message"]
     land("b.csv", HEADER + GOOD)
     assert batch(run())["rows_quarantined"] == 1
     assert rows("id", "note") == [("1", "fine")]

@@ -355,7 +355,7 @@ def test_groups_and_adopted_rows(tmp_path: Path) -> None:
     folder = tmp_path / "processed" / "day=2020-01-01"
     folder.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist([{"id": "k", "version": 5, "at": None, "a": 1}]), folder / "x.parquet")
-    with pytest.raises(ConfigurationError, match="`groups`, but adopted rows do not say which"):
+    with pytest.raises(ConfigurationError, match="`groups`, but adopted rows do not show which"):
         opened(tmp_path, SETTINGS + GROUP).adopt()
 
 

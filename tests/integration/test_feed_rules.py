@@ -371,7 +371,7 @@ def test_refused_rows_are_told_by_one_of_each_reason_and_what_to_do(
     text = CliRunner().invoke(main, ["run", "--host", "local"]).stdout
     assert "unreadable_file, for example c.parquet: " in text
     assert "null_key, for example 'd\\n\\x1b[31m.csv', line 2 (byte 18): Key column 'id' is null." in text
-    assert "bad_operation, for example a.csv, line 3 (byte 35): Column 'op': 'X' is neither in" in text
+    assert "bad_operation, for example a.csv, line 3 (byte 35): Column 'op': 'X' is not in" in text
     assert "missing_column, for example b.csv, line 2 (byte 14): The file has no column day" in text
     assert "bad_operation, missing_column, null_key: fix these rows at the source" in text
     assert "unreadable_file: correct the file, or the settings that say how it is read" in text

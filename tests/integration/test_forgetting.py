@@ -61,7 +61,7 @@ def test_work_that_was_planned_before_a_merge_refused_a_row_is_outdated(tmp_path
     from lakeupsert.engine.arrow import ArrowEngine
 
     dedupe_partitions(table, ArrowEngine(), {DAY: 4})
-    with pytest.raises(LakeupsertError, match="refused other rows") as raised:
+    with pytest.raises(LakeupsertError, match="would leave out the wrong") as raised:
         dedupe_partitions(table, ArrowEngine(), {DAY: 4}, work)
     assert raised.value.code == "work-outdated"
     lake.table.publish()

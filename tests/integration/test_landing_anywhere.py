@@ -310,7 +310,7 @@ def test_file_known_by_its_size_alone_is_a_warning(tmp_path: Path) -> None:
     with memory_of(Bare), in_memory(tmp_path) as zone:
         zone.land("a.jsonl", lines(("a", 1, "2020-01-01")))
         [warning] = zone.run()["warnings"]
-        assert "1 file but the size" in warning
+        assert "reports only the size of 1 file" in warning
         zone.land("a.jsonl", lines(("a", 2, "2020-01-01")))  # the risk that the warning names
         assert zone.run()["result"]["append"]["batches"] == []
         zone.land("a.jsonl", lines(("a", 3, "2020-01-01"), ("b", 3, "2020-01-01")))

@@ -111,7 +111,7 @@ def test_two_columns_of_a_file_that_differ_by_case_set_it_aside_alone(kind: str,
     assert entry.quarantined == {"unreadable_file": 1}
     assert lake.rows("id", "price") == [("a", 1.5)]
     file = tmp_path / "processed" / entry.quarantine[0].name
-    assert "differ by case alone" in pq.read_table(file)["reason"][0].as_py()
+    assert "differ only by case" in pq.read_table(file)["reason"][0].as_py()
 
 
 def test_lines_of_json_that_differ_by_case_set_their_file_aside_wherever_they_are(

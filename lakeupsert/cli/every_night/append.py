@@ -112,7 +112,7 @@ def append(
                 raise RefusedError(
                     "nothing-passes",
                     f"No row of the {waiting:,} in quarantine of table {table.name!r} passes now. Nothing was changed.",
-                    next="`lakeupsert quarantine` shows why, and whether a setting or the source has to change",
+                    next="see `lakeupsert quarantine` for the reasons, and correct the setting or the source that they name",
                 )
             facts = [("replayed", "nothing: no row is quarantined")]
         text = output.block(f"Table {table.name}", facts)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     "--parallel",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Run N tables of the configuration at once. They share the cores and the memory. Default: one after the other.",
+    help="Run N tables of the configuration at the same time. They share cores and memory. Default: one after the other.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what it would do, like `lakeupsert plan`. Writes nothing.")
 @limit_options

@@ -36,7 +36,7 @@ def demo(call: Call, arguments: tuple[str, ...]) -> Answer:
     if code:
         error = RefusedError(
             "demo-failed",
-            "The demonstration did not end with an exact table; its output shows where.",
+            "The demo did not end with an exact table; its output shows where.",
             next="report this output as a bug in lakeupsert",
         )
     return Answer({"exact": not code}, error=error)

@@ -116,7 +116,7 @@ def drop(call: Call, name: str, yes: bool) -> Answer:
 @click.option(
     "--quarantine-unfit",
     is_flag=True,
-    help="Where a value does not convert, keep a copy of the row in quarantine; the column is null in the row from then on.",
+    help="If a value does not convert, set it to null and keep a copy of the row in quarantine.",
 )
 @click.option("--yes", is_flag=True, help="Do it. Without --yes, only show which values convert.")
 @common

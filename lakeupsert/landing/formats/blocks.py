@@ -403,7 +403,7 @@ def check_names(path: str, names: Sequence[str]) -> None:
         other = seen.get(name.lower())
         if other is not None:
             what = f"more than one column named {name!r}" if other == name else f"columns {other!r} and {name!r}"
-            why = "" if other == name else ", which differ by case alone and are the same to a table"
+            why = "" if other == name else ", which differ only by case and are the same column to a table"
             raise UnreadableFileError(path, f"The file has {what}{why}.")
         seen[name.lower()] = name
     blank = [i + 1 for i, name in enumerate(names) if not name.strip()]

@@ -206,7 +206,7 @@ class Wal2json:
 def _by_name(columns: object) -> Row:
     """The columns of version 2 as a row."""
     if not all(type(one) is dict and "name" in one for one in (columns if type(columns) is list else ())):
-        raise NoEnvelopeError("The columns in a message of wal2json are no list of objects with names.")
+        raise NoEnvelopeError("The columns in a message of wal2json are not a list of objects with names.")
     return {str(one["name"]): one.get("value") for one in columns} if type(columns) is list else {}
 
 

@@ -358,7 +358,7 @@ def _elements(source: Source, file: LandingInput, part: TextLines) -> Iterator[_
         if closed and part.text.strip():
             raise UnreadableFileError(
                 file.path,
-                f"After its JSON array, the file goes on in line {part.first}. "
+                f"After its JSON array, the file continues in line {part.first}. "
                 "Expected one array of objects, or one object a line.",
             )
         final = not (read := source.read(_read_bytes()))

@@ -318,7 +318,7 @@ def _fine_columns(
     if nested:
         raise UnreadableFileError(
             file.path,
-            f"Column {nested[0]!r} has timestamps with nanoseconds, and others after 2262 or before 1678, where nanoseconds end.",
+            f"Column {nested[0]!r} has timestamps with nanoseconds, and others outside 1678 to 2262, the range of nanoseconds.",
         )
     return {name: name in far for name in names if name in fine}
 

@@ -238,7 +238,7 @@ def _block(
     is_row[[i for i, _ in refused]] = False
     starts = piece.starts[is_row] + piece.offset
     if any(len(column) != len(starts) for column in fields.columns.values()):
-        raise UnreadableFileError(file.path, f"Its records can't be told apart from byte {piece.offset} on.")
+        raise UnreadableFileError(file.path, f"Its records can't be separated from byte {piece.offset} on.")
     refused.sort()
     places = [int(piece.starts[i]) + piece.offset for i, _ in refused]
     malformed = [

@@ -255,7 +255,7 @@ class _Zip:
     def _begin(self) -> "_Member":
         head = self._exactly(4)
         if head != b"PK\x03\x04":
-            raise _ZipError("it has no member" if head == b"PK\x05\x06" else "it is no zip archive")
+            raise _ZipError("it has no member" if head == b"PK\x05\x06" else "it is not a zip archive")
         _, self._flags, method, _, _, _, size, _, *lengths = struct.unpack("<5H3I2H", self._exactly(26))
         self._exactly(sum(lengths))
         if self._flags & 1:
@@ -298,7 +298,7 @@ def several_members(path: str) -> str:
     """Why an archive is unreadable that may hold several files."""
     return (
         "It is a zip archive, which may hold several files. Unpack it, compress each file by itself (.csv.zip, .gz, .zst), or "
-        f'make the archive a landing zone of its own: `landing = "zip://::/path/{path.rpartition("/")[2]}"`.'
+        f'make the archive a separate landing zone: `landing = "zip://::/path/{path.rpartition("/")[2]}"`.'
     )
 
 
