@@ -28,7 +28,7 @@ import click
 from lakeupsert import clock
 from lakeupsert.cli.log import JsonLog, TextLog, is_verbose, wants_json
 from lakeupsert.config import Config, load, names_in
-from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
+from lakeupsert.errors import ConfigurationError, LakeupsertError, Standing, TryAgainError
 from lakeupsert.events import CommandError, Notice, Sink
 from lakeupsert.phrases import shell_paths, without_controls
 from lakeupsert.pipeline.stop import Stop
@@ -388,52 +388,36 @@ def as_lakeupsert_error(e: BaseException, call: Call) -> LakeupsertError:
     """Turn the exception that ended a command into an error that says what to do next."""
     if isinstance(e, LakeupsertError) and not (call.terminated and isinstance(e, TryAgainError)):
         return e
+    error: LakeupsertError
     if isinstance(e, click.ClickException):
         path = f"lakeupsert {call.command or ''}".strip()  # a failure to parse options has no context
         if isinstance(e, click.UsageError) and e.ctx:
             path = e.ctx.command_path
         return ConfigurationError("usage", e.format_message(), next=f"see `{path} --help`")
     if isinstance(e, KeyboardInterrupt):
-        return InterruptError(
-            "interrupted",
-            "Interrupted. Committed work is kept, and the next call continues from there.",
-            data_changed=call.changed,
-            next="run the same command again at any time",
+        found = "Interrupted. Committed work is kept, and the next call continues from there."
+        error = InterruptError("interrupted", found, next="run the same command again at any time")
+    elif isinstance(e, Terminated) or call.terminated:  # Spark and worker processes may have received it too
+        found = (
+            "Stopped by SIGTERM. Committed work is kept, and messages of unfinished partitions are in the queue again."
         )
-    if isinstance(e, Terminated) or call.terminated:  # Spark and worker processes may have received it too
-        return TryAgainError(
-            "terminated",
-            "Stopped by SIGTERM. Committed work is kept, and messages of unfinished partitions are in the queue again.",
-            data_changed=call.changed,
-            next="run the same command again",
-        )
-    if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
-        return TryAgainError(
-            "disk-full",
-            f"No space is left on the disk: {e}.",
-            data_changed=call.changed,
-            next="free some space there, then run the same command again",
-        )
-    if isinstance(e, PermissionError):
-        return ConfigurationError(
-            "not-permitted",
-            f"User {os.geteuid()} has no permission for this: {e}.",
-            data_changed=call.changed,
-            next="grant it to this user, or use another path",
-        )
-    if problem := _path_problem(e):
-        return ConfigurationError(
-            "unusable-path",
-            f"{problem}.",
-            data_changed=call.changed,
-            next="correct that path or what is there, then run the same command again; LAKEUPSERT_DEBUG=1 shows what used it",
-        )
-    return LakeupsertError(
-        "internal-error",
-        f"This is a bug in lakeupsert. {type(e).__name__}: {_short_text(e)}",
-        data_changed=call.changed,
-        next="run it again with LAKEUPSERT_DEBUG=1, which prints the traceback, and report it",
-    )
+        error = TryAgainError("terminated", found, next="run the same command again")
+    elif isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
+        instead = "free some space there, then run the same command again"
+        error = TryAgainError("disk-full", f"No space is left on the disk: {e}.", next=instead)
+    elif isinstance(e, PermissionError):
+        found = f"User {os.geteuid()} has no permission for this: {e}."
+        error = ConfigurationError("not-permitted", found, next="grant it to this user, or use another path")
+    elif problem := _path_problem(e):
+        instead = "correct that path or what is there, then run the same command again"
+        instead += "; LAKEUPSERT_DEBUG=1 shows what used it"
+        error = ConfigurationError("unusable-path", f"{problem}.", next=instead)
+    else:
+        found = f"This is a bug in lakeupsert. {type(e).__name__}: {_short_text(e)}"
+        instead = "run it again with LAKEUPSERT_DEBUG=1, which prints the traceback, and report it"
+        error = LakeupsertError("internal-error", found, next=instead)
+    error.data_changed = call.changed
+    return error
 
 
 def _path_problem(e: BaseException) -> str | None:
@@ -472,6 +456,7 @@ def _short_text(e: BaseException) -> str:
 
 def _json_object(call: Call, answer: Answer, started_at: str, seconds: float) -> dict[str, object]:
     error = answer.error
+    standing = error.standing if error and error.standing else Standing(None, None)
     return {
         "schema_version": SCHEMA_VERSION,
         "command": call.command,
@@ -484,15 +469,9 @@ def _json_object(call: Call, answer: Answer, started_at: str, seconds: float) ->
         "warnings": [*answer.warnings, *answer.json_warnings],
         "error": error
         and {
-            "code": error.code,
-            "message": error.message,
-            "data_changed": error.data_changed,
-            "committed": error.standing.committed if error.standing else None,
-            "certain": error.standing.certain if error.standing else True,
-            "readers_see": error.standing.readers_see if error.standing else None,
-            "table": error.standing.table if error.standing else None,
-            "next": error.next,
-            "partition": error.partition,
+            **{name: getattr(error, name) for name in ("code", "message", "data_changed")},
+            **{name: getattr(standing, name) for name in ("committed", "certain", "readers_see", "table")},
+            **{name: getattr(error, name) for name in ("next", "partition")},
         },
     }
 
@@ -556,18 +535,8 @@ def _log_problems(log: Sink, call: Call, answer: Answer) -> None:
     for warning in (*answer.warnings, *answer.json_warnings):
         log(Notice(table=call.table, message=warning))
     if answer.error is not None:
-        error = answer.error
-        log(
-            CommandError(
-                table=call.table,
-                code=error.code,
-                message=error.message,
-                exit_code=error.exit_code,
-                data_changed=error.data_changed,
-                next=error.next,
-                partition=error.partition,
-            )
-        )
+        names = ("code", "message", "exit_code", "data_changed", "next", "partition")
+        log(CommandError(table=call.table, **{name: getattr(answer.error, name) for name in names}))
 
 
 @contextmanager

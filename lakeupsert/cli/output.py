@@ -39,9 +39,7 @@ NOT_CHECKED = (
     "values (`lakeupsert reconcile --deep`)",
 )
 """What a verdict of `status` does not rest on."""
-BELOW_FLOOR = (
-    "below_floor, unknown keys older than forgotten deletes or than a full extract (see `lakeupsert quarantine`)"
-)
+BELOW_FLOOR = "below_floor, unknown keys older than forgotten deletes or than a full extract (`lakeupsert quarantine`)"
 
 
 # ---------------------------------------------------------------- shapes of `result`
@@ -51,29 +49,22 @@ def append_result(appended: "AppendResult | None") -> dict[str, object]:
     if appended is None:
         return {"batches": []}
     entry = appended.entry
-    return {
-        "batches": [
-            {
-                "number": appended.number,
-                "id": entry.batch_id,
-                "files": len(entry.files),
-                "rows_read": entry.rows_read,
-                "rows_appended": entry.rows_appended,
-                "rows_superseded": entry.rows_superseded,
-                "rows_quarantined": entry.rows_quarantined,
-                "keys_in_several_partitions": appended.scattered,
-                "keys_moved": entry.keys_moved,
-                "unknown_deletes": entry.unknown_deletes,
-                "hollow_deletes": entry.hollow_deletes,
-                "incomplete_creates": entry.incomplete_creates,
-                "contrary": entry.contrary,
-                "skipped": entry.skipped,
-                "bytes_written": sum(t.bytes for t in entry.touched.values()),
-                "touched_partitions": list(entry.touched),
-                "host": host_result(entry.host),
-            }
-        ]
+    rows = ("rows_read", "rows_appended", "rows_superseded", "rows_quarantined", "keys_moved", "unknown_deletes")
+    batch = {
+        "number": appended.number,
+        "id": entry.batch_id,
+        "files": len(entry.files),
+        **_fields(entry, *rows, "hollow_deletes", "incomplete_creates", "contrary", "skipped"),
+        "keys_in_several_partitions": appended.scattered,
+        "bytes_written": sum(t.bytes for t in entry.touched.values()),
+        "touched_partitions": list(entry.touched),
+        "host": host_result(entry.host),
     }
+    return {"batches": [batch]}
+
+
+def _fields(value: object, *names: str) -> dict[str, object]:
+    return {name: getattr(value, name) for name in names}
 
 
 def host_result(host: "ChosenHost | None") -> dict[str, object] | None:
@@ -101,10 +92,7 @@ def totals_result(totals: "MergeTotals") -> dict[str, object]:
 
 def publish_result(published: "PublishResult") -> dict[str, object]:
     return {
-        "snapshot": published.snapshot,
-        "batch": published.batch,
-        "partitions_changed": published.partitions_changed,
-        "rows": published.rows,
+        **_fields(published, "snapshot", "batch", "partitions_changed", "rows"),
         "lagging": list(published.lagging),
         "publishers": publishers_result(published.publishers),
     }
@@ -113,12 +101,8 @@ def publish_result(published: "PublishResult") -> dict[str, object]:
 def publishers_result(standings: "Mapping[str, PublisherStanding]") -> dict[str, object]:
     return {
         name: {
-            "snapshot": standing.snapshot,
-            "behind": standing.behind,
-            "warning": standing.warning,
-            "problem": {"code": standing.problem.code, "message": standing.problem.message}
-            if standing.problem
-            else None,
+            **_fields(standing, "snapshot", "behind", "warning"),
+            "problem": standing.problem and _fields(standing.problem, "code", "message"),
         }
         for name, standing in standings.items()
     }
@@ -133,13 +117,15 @@ def run_result(ran: "RunResult", requests: dict[str, int]) -> dict[str, object]:
         "requests": requests,
         "plan": ran.predicted
         and {
-            "predicted": {"bytes_read": ran.predicted.bytes_read, "bytes_written": ran.predicted.bytes_written},
-            "measured": {
-                "bytes_read": sum(r.bytes_read for r in ran.dedupe),
-                "bytes_written": sum(r.bytes_written for r in ran.dedupe),
-            },
+            "predicted": _fields(ran.predicted, "bytes_read", "bytes_written"),
+            "measured": dict(zip(("bytes_read", "bytes_written"), _measured(ran), strict=True)),
         },
     }
+
+
+def _measured(ran: "RunResult") -> tuple[int, int]:
+    """Bytes that the merges read and wrote."""
+    return sum(r.bytes_read for r in ran.dedupe), sum(r.bytes_written for r in ran.dedupe)
 
 
 def status_result(status: "Status") -> dict[str, object]:
@@ -159,7 +145,7 @@ def _queue_result(queue: "QueueStats | None") -> dict[str, int | None]:
 
 
 def changes_result(changes: "Changes") -> dict[str, int]:
-    return {name: getattr(changes, name) for name in changes.__struct_fields__}
+    return msgspec.structs.asdict(changes)
 
 
 def history_result(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) -> dict[str, object]:
@@ -167,11 +153,9 @@ def history_result(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) 
         "snapshots": [
             {
                 "number": link.number,
-                "batch": link.body.batch,
+                **_fields(link.body, "batch", "rows", "bytes"),
                 "published_at": link.written_at,
                 "partitions": link.body.partitions_with_rows,
-                "rows": link.body.rows,
-                "bytes": link.body.bytes,
                 "lagging": list(link.body.lagging),
                 "changes": changes_result(link.body.changes),
                 "tags": _tags_of(tags, link.number),
@@ -251,24 +235,19 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
     if appended is None:
         return [("appended", f"nothing: no new file in {settings.landing}")]
     entry = appended.entry
-    source = (
-        f"replay of {count(entry.rows_read, 'quarantined row')}" if entry.replayed else count(len(entry.files), "file")
-    )
+    source = f"replay of {count(entry.rows_read, 'quarantined row')}"
+    source = source if entry.replayed else count(len(entry.files), "file")
     by = "in the batch" if settings.key_scope == "partition" else "in the batch or by rows of other partitions"
+    superseded = f", {entry.rows_superseded:,} of them superseded {by}" if entry.rows_superseded else ""
     facts = [
-        (
-            "appended",
-            f"batch {appended.number}: {source}, {count(entry.rows_appended, 'row')}"
-            + (f", {entry.rows_superseded:,} of them superseded {by}" if entry.rows_superseded else ""),
-        ),
+        ("appended", f"batch {appended.number}: {source}, {count(entry.rows_appended, 'row')}{superseded}"),
         ("", f"touching {count(len(entry.touched), 'partition')}: {short_list(list(entry.touched)) or 'none'}"),
     ]
     if entry.keys_moved:
         facts.append(("", f"{count(entry.keys_moved, 'key')} moved from one partition to another"))
     if entry.unknown_deletes and "unknown_key" not in entry.quarantined:
-        facts.append(
-            ("", f"{count(entry.unknown_deletes, 'delete')} of keys that no record has come for, kept for older ones")
-        )
+        unknown = count(entry.unknown_deletes, "delete")
+        facts.append(("", f"{unknown} of keys that no record has come for, kept for older ones"))
     if appended.scattered:
         occur = f"{count(appended.scattered, 'key')} {'occurs' if appended.scattered == 1 else 'occur'} in several partitions"
         facts.append(("", f'{occur}; each partition keeps its own row (key_scope = "partition")'))
@@ -321,12 +300,9 @@ def dedupe_facts(results: "Sequence[PartitionResult]") -> list[Fact]:
         return [("merged", "nothing: the queue was empty" if not results else "nothing"), *spark]
     rows_in, written = sum(r.rows_in for r in merged), sum(r.bytes_written for r in merged)
     rows_out, refused = {r.partition: r.rows_out for r in merged}, sum(r.rows_refused for r in merged)
+    rows = f"{count(rows_in, 'row')} in, {sum(rows_out.values()):,} out"
     return [
-        (
-            "merged",
-            f"{count(len(rows_out), 'partition')}: {count(rows_in, 'row')} in, {sum(rows_out.values()):,} out, "
-            f"{size(written)} written",
-        ),
+        ("merged", f"{count(len(rows_out), 'partition')}: {rows}, {size(written)} written"),
         *([("keys", keys)] if (keys := _changed_keys([r.changes for r in merged])) else []),
         *spark,
         *([("refused", f"{count(refused, 'row')} in quarantine: {BELOW_FLOOR}")] if refused else []),
@@ -355,14 +331,9 @@ def _changed_keys(changes: "Sequence[Changes]") -> str:
 def predicted_facts(ran: "RunResult") -> list[Fact]:
     if ran.predicted is None:
         return []
-    read, written = sum(r.bytes_read for r in ran.dedupe), sum(r.bytes_written for r in ran.dedupe)
-    return [
-        (
-            "predicted",
-            f"{size(ran.predicted.bytes_read)} read, {size(ran.predicted.bytes_written)} written; "
-            f"measured {size(read)} and {size(written)}",
-        )
-    ]
+    read, written = map(size, _measured(ran))
+    predicted = f"{size(ran.predicted.bytes_read)} read, {size(ran.predicted.bytes_written)} written"
+    return [("predicted", f"{predicted}; measured {read} and {written}")]
 
 
 def publish_facts(published: "PublishResult") -> list[Fact]:
@@ -371,18 +342,15 @@ def publish_facts(published: "PublishResult") -> list[Fact]:
     snapshot = f"snapshot {published.snapshot}: {count(published.rows, 'row')}"
     if not published.partitions_changed:
         return [("published", f"{snapshot}, unchanged")]
-    shown = [
-        (name, f"version {standing.snapshot}") for name, standing in published.publishers.items() if standing.is_newest
-    ]
+    newest = {name: one.snapshot for name, one in published.publishers.items() if one.is_newest}
+    shown = [(name, f"version {snapshot}") for name, snapshot in newest.items()]
     return [("published", f"{snapshot}, {count(published.partitions_changed, 'partition')} changed"), *shown]
 
 
 def took_fact(seconds: float, requests: dict[str, int]) -> Fact:
     by_call = ", ".join(f"{n:,} {call}" for call, n in requests.items() if n)
-    return (
-        "took",
-        f"{duration(seconds)}, {count(sum(requests.values()), 'request')}{f' ({by_call})' if by_call else ''}",
-    )
+    sent = f"{count(sum(requests.values()), 'request')}{f' ({by_call})' if by_call else ''}"
+    return "took", f"{duration(seconds)}, {sent}"
 
 
 def status_facts(status: "Status") -> list[Fact]:
@@ -390,7 +358,7 @@ def status_facts(status: "Status") -> list[Fact]:
         snapshot = "none yet"
     else:
         snapshot = f"{status.snapshot}, published {when(status.published_at)}, up to batch {status.batch}"
-    large = status.large_queue
+    large, hollow = status.large_queue, count(status.deletes_without_row, "delete")
     quarantined = " (`lakeupsert quarantine`)" if status.quarantined else ""
     spark = f"; for Spark {large.visible:,}, {large.leased:,}, {large.dead:,} of these" if large else ""
     return [
@@ -402,11 +370,7 @@ def status_facts(status: "Status") -> list[Fact]:
         ("failed", short_list(tuple(status.failed)) if status.failed else "none"),
         ("queue", f"{messages(status.queue)}{spark}"),
         ("quarantined", f"{count(status.quarantined, 'row')} now{quarantined}"),
-        *(
-            [("deletes", f"{count(status.deletes_without_row, 'delete')} of the last snapshot found no row")]
-            if status.deletes_without_row
-            else []
-        ),
+        *([("deletes", f"{hollow} of the last snapshot found no row")] if status.deletes_without_row else []),
         *([("skipped", f"{skipped_records(status.skipped)}, of all batches")] if status.skipped else []),
         *zip(("not checked", "", ""), NOT_CHECKED, strict=True),
         *(
@@ -424,13 +388,8 @@ def history_text(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) ->
     for link in snapshots:
         body = link.body
         changes = (f"{body.changes.inserted:,}", f"{body.changes.updated:,}", f"{body.changes.deleted:,}")
-        numbers = (
-            f"{body.partitions_with_rows:,}",
-            f"{body.rows:,}",
-            *changes,
-            size(body.bytes),
-            f"{len(body.lagging):,}",
-        )
+        rows_of = (f"{body.partitions_with_rows:,}", f"{body.rows:,}")
+        numbers = (*rows_of, *changes, size(body.bytes), f"{len(body.lagging):,}")
         tag_names = ", ".join(_tags_of(tags, link.number))
         rows.append((str(link.number), str(body.batch), when(link.written_at), *numbers, tag_names))
     return "\n".join(columns(rows, str.rjust))

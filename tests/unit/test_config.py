@@ -258,7 +258,7 @@ def test_unfit_value_is_refused_and_shown(file: Path, setting: str, expected: st
         ('tombstone_retention = "long"', '"90d"'),
         ('ties = "random"', "content"),
         ("[tables.sales.delete]\nkeep = true", "`file_prefix`"),
-        ('[tables.sales.delete]\nfile_prefix = "del"\nvalues = ["D"]', "`column`"),
+        ('[tables.sales.delete]\nfile_prefix = "del"\nvalues = ["D"]', "it needs delete.column"),
         ('[tables.sales.delete]\ncolumn = "op"', "`values`"),
         ('[tables.sales.delete]\ncolumn = "op"\nvalues = ["D"]\nupserts = ["U", "D"]', "'D'"),
         ('[tables.sales.delete]\nprefix = "del"', "file_prefix"),
@@ -286,7 +286,7 @@ READ = "[tables.sales.read]\n"
         (READ + 'escape = "hive"\nquote = "\'"', 'read.quote is "\'"; no character quotes in the text format of hive'),
         (READ + 'escape = "mysql"\ndelimiter = "\\\\"', "read.escape is 'mysql'; a backslash escapes there"),
         (READ + 'escape = "mysql"\nnull = "\\\\N"', "is null anyway"),
-        ('format = "jsonl"\n' + READ + 'escape = "mysql"', "only supported for format csv, but `format` is jsonl"),
+        ('format = "jsonl"\n' + READ + 'escape = "mysql"', 'it needs format = "auto" or "csv", but `format` is jsonl'),
         (READ + 'columns = ["a"]', "set header = false"),
         (
             READ + 'header = false\ncolumns = ["a", "a"]',
@@ -308,16 +308,16 @@ READ = "[tables.sales.read]\n"
         ),
         (
             'format = "delimited"\n' + READ + 'quote = "\'"',
-            'read.quote is "\'"; only supported for format csv, but `format` is delimited',
+            'it needs format = "auto" or "csv", but `format` is delimited',
         ),
         (
             'format = "parquet"\n' + READ + 'encoding = "latin-1"',
-            "only supported for format csv and delimited and jsonl, but `format` is parquet",
+            'it needs format = "auto" or "csv" or "delimited" or "jsonl", but `format` is parquet',
         ),
         ('format = "avro"\n' + READ + 'envelope = "dms"', "JSON"),
         (
             'format = "csv"\n' + READ + 'envelope = "dms"',
-            "only supported for format jsonl and avro, but `format` is csv",
+            'it needs format = "auto" or "jsonl" or "avro", but `format` is csv',
         ),
     ],
 )

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from lakeupsert import config
-from lakeupsert.config import Hooks, TableSettings
+from lakeupsert.config import Hooks, TableSettings, types
 
 Schema = dict[str, Any]
 """JSON."""
@@ -64,7 +63,7 @@ def _without_null(schema: Schema) -> Schema:
 def _descriptions() -> dict[str, dict[str, str]]:
     """The docstrings of the settings, by class and name. Python does not keep them, but its source has them."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(config)).body:
+    for node in ast.parse(inspect.getsource(types)).body:
         if isinstance(node, ast.ClassDef):
             for setting, text in zip(node.body, node.body[1:], strict=False):
                 if isinstance(setting, ast.AnnAssign) and isinstance(text, ast.Expr):
