@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: house help setup test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-latency \
+.PHONY: house help planted setup test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-latency \
     bench-azure bench-kernels bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
@@ -198,6 +198,9 @@ test-writers: setup writers ## files of 27 other packages, landed, against the v
 
 test-capture: setup capture ## what Debezium records of PostgreSQL and MariaDB under 2,000 random transactions, against their rows; five minutes
 	@$(BIN)/pytest -m capture tests/capture
+
+planted: setup ## plants each fault of tests/planted/bugs.toml and expects a test of `make test` to fail; minutes; PLANTED_ARGS="restore queue"
+	@$(BIN)/python tests/planted/check.py $(PLANTED_ARGS)
 
 bench: setup ## one night against the plain Spark window; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.peers night --sides plain ours-rewrite --again $(BENCH_ARGS)

@@ -1,5 +1,6 @@
 """Deletion vectors: their bytes, few in the manifest and many in an object, and what damage does."""
 
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -59,7 +60,12 @@ def test_vectors_are_extended_and_full_ones_take_their_file_along(
             positions(other, second[0])
 
 
-@pytest.mark.parametrize("change", [{"inline": b"\0\0\0\0" + GOLDEN[4:]}, {"inline": MAGIC + b"\x01"}, {"rows": 5}])
+ANOTHER_ROW = {"inline": GOLDEN[:-2] + b"\x1c\0", "crc": zlib.crc32(GOLDEN)}
+
+
+@pytest.mark.parametrize(
+    "change", [{"inline": b"\0\0\0\0" + GOLDEN[4:]}, {"inline": MAGIC + b"\x01"}, {"rows": 5}, ANOTHER_ROW]
+)
 def test_vector_that_is_not_what_was_written_is_told(tmp_path: Path, change: dict[str, bytes | int]) -> None:
     vector = DeletionVector(rows=6, size=len(GOLDEN), inline=GOLDEN)
     file = msgspec.structs.replace(FILE, deleted=msgspec.structs.replace(vector, **change))
