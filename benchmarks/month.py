@@ -27,7 +27,7 @@ from xml.etree import ElementTree as Svg
 from lakeupsert import clock
 from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
-from lakeupsert.operations.plan import Plan
+from lakeupsert.operations.plan.plan import Plan
 from lakeupsert.operations.run import RunResult
 from lakeupsert.receipts import compare_with_duckdb, connect, derive, land
 

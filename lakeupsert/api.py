@@ -27,8 +27,8 @@ from lakeupsert.operations.compact import compact
 from lakeupsert.operations.ddl import Engine, Statements, ddl
 from lakeupsert.operations.diff import Difference, diff
 from lakeupsert.operations.doctor import Finding, doctor
-from lakeupsert.operations.explain import Explanation, explain
-from lakeupsert.operations.plan import Plan, plan
+from lakeupsert.operations.explain.explain import Explanation, explain
+from lakeupsert.operations.plan.plan import Plan, plan
 from lakeupsert.operations.quarantine import quarantined_rows
 from lakeupsert.operations.reconcile import ReconcileResult, reconcile
 from lakeupsert.operations.redrive import RedriveResult, redrive
@@ -38,7 +38,7 @@ from lakeupsert.operations.restore import RestorePlan, restore
 from lakeupsert.operations.run import RunOptions, RunResult, run
 from lakeupsert.operations.schema import Column, SchemaChange, change, columns, retype_to
 from lakeupsert.operations.snapshots import list_snapshots, list_tags, lost_snapshots, tag
-from lakeupsert.operations.statement import Seen, StatementOptions, StatementResult, run_statement
+from lakeupsert.operations.statement.statement import Seen, StatementOptions, StatementResult, run_statement
 from lakeupsert.operations.vacuum import VacuumResult, vacuum
 from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.by_folder import is_folder, open_folder
@@ -434,7 +434,7 @@ class Table:
     ) -> Plan:
         """Predict what `run` would do now: files, partitions, bytes, requests, seconds and money. Nothing is written.
 
-        ``prices`` is a file like `lakeupsert/operations/prices.toml`, which is the default. ``full``: as in `run`.
+        ``prices`` is a file like `lakeupsert/operations/plan/prices.toml`, which is the default. ``full``: as in `run`.
         """
         return plan(self._table, selected, prices, full)
 

@@ -6,7 +6,7 @@ import duckdb
 import polars as pl
 
 from lakeupsert import Table
-from lakeupsert.operations.statement import StatementResult
+from lakeupsert.operations.statement.statement import StatementResult
 from lakeupsert.read.view import SnapshotFigures
 
 with Table.open("lakeupsert.toml") as table:

@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.machine import commit, facts, sentence, versions
 from benchmarks.scale import adoption, damaged, driver, model, peers, publish, rows, workers
-from lakeupsert.operations.prices import load_prices
+from lakeupsert.operations.plan.prices import load_prices
 
 HOME = Path("build/scale")
 RESULTS = Path(__file__).parents[1] / "results"

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lakeupsert.operations.prices import Prices
+from lakeupsert.operations.plan.prices import Prices
 from lakeupsert.storage.base import Call
 from lakeupsert.storage.remote import MULTIPART_BYTES, PART_BYTES
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.operations.explain import key_values
+from lakeupsert.operations.explain.explain import key_values
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.arrow import batches, reader_schema, scans
 from lakeupsert.read.view import View, ViewFile, partitions_of

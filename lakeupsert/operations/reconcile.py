@@ -23,8 +23,8 @@ from lakeupsert.engine.count import StoredRows, count_rows, total
 from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.operations.recompute import Comparison, Recomputation, recompute
-from lakeupsert.operations.recompute_sql import import_duckdb
+from lakeupsert.operations.recompute.recompute import Comparison, Recomputation, recompute
+from lakeupsert.operations.recompute.sql import import_duckdb
 from lakeupsert.operations.redrive import is_ours
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.messages import send_missing

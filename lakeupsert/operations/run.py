@@ -14,9 +14,9 @@ from pathlib import Path
 
 from lakeupsert.engine.by_name import EngineName, HostChoice, choose_host
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError
-from lakeupsert.operations.habits import Night, last_nights, learn_append_part
-from lakeupsert.operations.plan import Plan, plan, refuse_above
-from lakeupsert.operations.plan_merges import Prediction, predict_merges
+from lakeupsert.operations.plan.habits import Night, last_nights, learn_append_part
+from lakeupsert.operations.plan.merges import Prediction, predict_merges
+from lakeupsert.operations.plan.plan import Plan, plan, refuse_above
 from lakeupsert.operations.vacuum import vacuum
 from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.commit import AppendResult

@@ -21,7 +21,7 @@ from lakeupsert.engine.by_name import HostName
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.errors import TryAgainError
 from lakeupsert.operations.reconcile import prove
-from lakeupsert.operations.statement import StatementResult
+from lakeupsert.operations.statement.statement import StatementResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.publishers.delta_log import list_log
 from lakeupsert.queue import WorkQueue

@@ -20,7 +20,7 @@ from benchmarks.rows import settings
 from benchmarks.scale import iceberg, lake, model, workers
 from benchmarks.workload import TPCHGEN, WORKLOADS, Size, Workload, make
 from lakeupsert.engine.merge import MergeTask
-from lakeupsert.operations.prices import Prices
+from lakeupsert.operations.plan.prices import Prices
 from lakeupsert.pipeline.cuts import cuts_of
 from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.steps import Step

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.operations.propose import propose
+from lakeupsert.operations.init.propose import propose
 
 RECORDED = Path(__file__).parent / "recorded"
 OTHER = "row of another table"

@@ -20,7 +20,7 @@ from lakeupsert import Table
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings
 from lakeupsert.engine import hosts
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.operations.propose import propose
+from lakeupsert.operations.init.propose import propose
 from lakeupsert.pipeline import append
 from lakeupsert.testing.proof import assert_proved
 

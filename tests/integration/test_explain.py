@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
-from lakeupsert.operations.explain import ExplainedPartition, Version
+from lakeupsert.operations.explain.explain import ExplainedPartition, Version
 from lakeupsert.table.evolution import create
 from lakeupsert.table.ledger import LedgerEntry, Touched
 from lakeupsert.table.manifest import BucketEntry, Counters, DataFile, FailedMark, Manifest

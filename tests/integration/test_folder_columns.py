@@ -19,7 +19,7 @@ from lakeupsert.config import DeleteSettings, Reading, ReadSettings, TableSettin
 from lakeupsert.errors import LakeupsertError
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.folders import folder_values
-from lakeupsert.operations.propose import propose
+from lakeupsert.operations.init.propose import propose
 from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.table import spec
 

@@ -20,7 +20,7 @@ from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.config import load
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.landing import sample
+from lakeupsert.operations.init import sample
 
 Row = dict[str, Any]
 NIGHTS = [date(2020, 1, 28) + timedelta(days=n) for n in range(5)]

@@ -14,7 +14,7 @@ import pytest
 from lakeupsert import Table
 from lakeupsert.config import load
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.operations.propose import propose
+from lakeupsert.operations.init.propose import propose
 
 GONE = "_sdc_deleted_at"
 AT = datetime(2024, 1, 3, tzinfo=UTC)

@@ -13,7 +13,7 @@ import pytest
 from lakeupsert import Table
 from lakeupsert.config import load
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.operations.propose import propose
+from lakeupsert.operations.init.propose import propose
 
 OTHER = "row of another table"
 Rows = list[dict[str, Any]]

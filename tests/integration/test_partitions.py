@@ -21,7 +21,7 @@ from lakeupsert import Table, clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.partitions import derived_columns
-from lakeupsert.operations.propose_buckets import propose_count
+from lakeupsert.operations.init.buckets import propose_count
 from lakeupsert.pipeline import cuts, strategy
 from lakeupsert.queue import Message
 from lakeupsert.read.view import View, partitions_of
@@ -619,7 +619,7 @@ def test_number_of_partitions(size: float, workers: int, number: int, monkeypatc
 
 
 def test_plan_says_if_another_number_would_suit_far_better(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakeupsert.operations.plan.cores", lambda: 2)
+    monkeypatch.setattr("lakeupsert.operations.plan.plan.cores", lambda: 2)
     rows = [row(f"k{i}", 0, 1, i) for i in range(3000)]
     found = {}
     for name, partition_by, bucket in (
@@ -652,8 +652,8 @@ def test_init_proposes_a_hash_for_files_that_are_too_large(folder: Path, monkeyp
         return json.loads(done.stdout)["result"]["proposed"]["partition_by"]
 
     assert proposed() == []
-    monkeypatch.setattr("lakeupsert.operations.propose_settings.cores", lambda: 3)
-    monkeypatch.setattr("lakeupsert.operations.propose_buckets.ALONE_BUCKETS", 1e-5)  # 2,684 bytes
+    monkeypatch.setattr("lakeupsert.operations.init.settings.cores", lambda: 3)
+    monkeypatch.setattr("lakeupsert.operations.init.buckets.ALONE_BUCKETS", 1e-5)  # 2,684 bytes
     (number,) = re.fullmatch(r"bucket\((\d+), id\)", proposed()[0]).groups()  # type: ignore[union-attr]
     size = (folder / "zone/a.parquet").stat().st_size
     assert int(number) % 3 == 0

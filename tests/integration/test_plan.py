@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.operations import plan as plan_module
-from lakeupsert.operations.habits import NIGHTS, last_nights
-from lakeupsert.operations.plan_merges import predict_merges
+from lakeupsert.operations.plan import plan as plan_module
+from lakeupsert.operations.plan.habits import NIGHTS, last_nights
+from lakeupsert.operations.plan.merges import predict_merges
 from lakeupsert.table.ledger import LedgerEntry, next_stamp
 from tests.harness.lake import Lake, row
 

@@ -17,7 +17,7 @@ import pytest
 from lakeupsert import Table
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.operations.propose import propose
+from lakeupsert.operations.init.propose import propose
 
 RECORDED = Path(__file__).with_name("recorded")
 Message = Mapping[str, Any]

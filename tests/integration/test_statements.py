@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.operations import statement_rows
-from lakeupsert.operations.statement import StatementResult
+from lakeupsert.operations.statement import rows as statement_rows
+from lakeupsert.operations.statement.statement import StatementResult
 from lakeupsert.table.ledger import Statement, check_entry
 from lakeupsert.table.spec import STATEMENTS
 from lakeupsert.testing.faults import FAULTS, Fault

@@ -13,7 +13,7 @@ from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.table_logs import likely_log_above, log_above, log_of
-from lakeupsert.operations.propose import propose
+from lakeupsert.operations.init.propose import propose
 from lakeupsert.storage import open_store
 from tests.harness import servers
 

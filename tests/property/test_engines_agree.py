@@ -22,8 +22,8 @@ from lakeupsert.engine.merge import MergeOutput, MergeTask
 from lakeupsert.engine.reports import touched_by
 from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.landing.accept import RowRules
-from lakeupsert.operations.statement_rows import Changes, RowChoice
-from lakeupsert.read.assignments import Assignments
+from lakeupsert.operations.statement.assignments import Assignments
+from lakeupsert.operations.statement.rows import Changes, RowChoice
 from lakeupsert.read.view import View
 from lakeupsert.rows.datafiles import read_file
 from lakeupsert.rows.floor import PARTITION, Extract, Forgetting, greatest_floor

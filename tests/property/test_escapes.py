@@ -14,7 +14,7 @@ from lakeupsert.config import Reading
 from lakeupsert.landing.accept import RowRules, read_rows
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import LandingInput
-from lakeupsert.operations.recompute_text import read_text
+from lakeupsert.operations.recompute.text import read_text
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from tests.harness.rounds import TIMES

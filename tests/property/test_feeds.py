@@ -27,9 +27,9 @@ from lakeupsert.engine.reports import Written, touched_by
 from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.partitions import UNPLACED
-from lakeupsert.operations.statement_rows import Changes as StatementChanges
-from lakeupsert.operations.statement_rows import RowChoice
-from lakeupsert.read.assignments import Assignments
+from lakeupsert.operations.statement.assignments import Assignments
+from lakeupsert.operations.statement.rows import Changes as StatementChanges
+from lakeupsert.operations.statement.rows import RowChoice
 from lakeupsert.read.history import history_schema, history_to_arrow
 from lakeupsert.read.view import View
 from lakeupsert.rows.columns import find_brought_columns
@@ -441,7 +441,7 @@ def stated(spec: TableSpec, row: Record, kind: str) -> list[Record]:
 def append_statement(
     spec: TableSpec, piles: dict[str, Pile], store: LocalStore, where: str, values: dict[str, str] | None
 ) -> None:
-    """The batch of an update, or without ``values`` of a delete, as `lakeupsert.operations.statement` writes it."""
+    """The batch of an update, or without ``values`` of a delete, as `lakeupsert.operations.statement.statement` writes it."""
     job = AppendJob(store, store, (), "parquet", RowRules(spec, 0), "b", 0, 0)
     changes = StatementChanges(spec, Assignments(spec.schema, values) if values else None, job)
     for chosen in RowChoice(view_of(spec, piles, store), where, None).rows():

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.read.assignments import Assignments, UnfitValueError
+from lakeupsert.operations.statement.assignments import Assignments, UnfitValueError
 
 ROWS = pa.table(
     {

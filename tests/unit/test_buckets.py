@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakeupsert.operations.recompute_hash import hash_function
+from lakeupsert.operations.recompute.hash import hash_function
 from lakeupsert.read.hashed import hash_values
 from lakeupsert.rows.buckets import BLOCK_ROWS, buckets, hash_numbers, key_hashes
 from lakeupsert.rows.convert import convert

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.operations.habits import NIGHTS
+from lakeupsert.operations.plan.habits import NIGHTS
 from lakeupsert.table.ledger import HEADERS_TOGETHER
 from tests.harness.lake import Lake, row
 

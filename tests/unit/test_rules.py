@@ -31,7 +31,7 @@ def deletes(code: str) -> bool:
 def test_every_module_that_deletes_objects_is_named() -> None:
     deleters = {module for module, code in CODE.items() if not module.startswith("testing/") and deletes(code)}
     section = RULES.split("\n## ")[1]
-    named = {*re.findall(r"`([a-z_]+/[a-z0-9_]+\.py)`", section), "pipeline/opened.py"}  # this has `discard` itself
+    named = {*re.findall(r"`([a-z_/]+/[a-z0-9_]+\.py)`", section), "pipeline/opened.py"}  # this has `discard` itself
     assert named == deleters
 
 
@@ -46,6 +46,6 @@ def test_every_number_of_attempts_is_named() -> None:
         f"`{module}` `{name}`"
         for row in table.splitlines()
         for name in re.findall(r"`([A-Z_]+)`", row)
-        for module in re.findall(r"`([a-z_]+/[a-z0-9_]+\.py)`", row)
+        for module in re.findall(r"`([a-z_/]+/[a-z0-9_]+\.py)`", row)
     }
     assert not found - named

@@ -10,7 +10,7 @@ from lakeupsert.cli.options import log_option, prepare_spark
 from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
-    from lakeupsert.operations.statement import Seen
+    from lakeupsert.operations.statement.statement import Seen
 
 
 @main.command()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lakeupsert.api import Table
-    from lakeupsert.operations.statement import Seen, StatementResult
+    from lakeupsert.operations.statement.statement import Seen, StatementResult
 
 
 def statement_options(command: Function) -> Function:

@@ -16,7 +16,7 @@ from lakeupsert.phrases import duration
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
-    from lakeupsert.operations.plan import Plan
+    from lakeupsert.operations.plan.plan import Plan
     from lakeupsert.table.ledger import Scope
 
 
@@ -62,7 +62,7 @@ def plan_answer(
     full: "Scope | None" = None,
 ) -> Answer:
     """The plan of the next run, with an error if that run would be refused."""
-    from lakeupsert.operations.plan import refuse_above  # imports Arrow
+    from lakeupsert.operations.plan.plan import refuse_above  # imports Arrow
 
     with call.progress(table.name) as progress:
         progress("looking for new files")

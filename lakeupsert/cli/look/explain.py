@@ -13,7 +13,7 @@ from lakeupsert.cli.options import key_values
 from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
-    from lakeupsert.operations.explain import ExplainedPartition, Explanation, Version
+    from lakeupsert.operations.explain.explain import ExplainedPartition, Explanation, Version
 
 
 @main.command()

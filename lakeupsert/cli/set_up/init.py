@@ -17,7 +17,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.report.numbers import count
 
 if TYPE_CHECKING:
-    from lakeupsert.operations.propose import Proposal
+    from lakeupsert.operations.init.propose import Proposal
 
 _LABELS = {"landing_dates": "folders", "decimal_separator": "decimals"}
 """Shorter names of settings, for people."""
@@ -79,13 +79,13 @@ def _translate(
         raise click.UsageError("Give either --from-chombo or --from-hive.")
     with call.progress("init") as progress:
         if chombo is not None:
-            from lakeupsert.operations.from_chombo import translate_properties  # imports Arrow
+            from lakeupsert.operations.init.from_chombo import translate_properties  # imports Arrow
 
             progress(f"reading {chombo}")
             found = translate_properties(chombo, path, call.table)
             command = f"lakeupsert init --from-chombo {shlex.quote(chombo)}"
         else:
-            from lakeupsert.operations.from_hive import translate_ddl  # imports Arrow
+            from lakeupsert.operations.init.from_hive import translate_ddl  # imports Arrow
 
             progress(f"reading {hive}")
             found = translate_ddl(hive or "", path, call.table)
@@ -106,7 +106,7 @@ def _translate(
 
 def _propose(call: Call, target: Path, path: str, *, dry_run: bool) -> Answer:
     """The answer of `init` for a folder of files."""
-    from lakeupsert.operations.propose import propose  # imports Arrow
+    from lakeupsert.operations.init.propose import propose  # imports Arrow
 
     with call.progress("init") as progress:
         progress(f"sampling {path}")

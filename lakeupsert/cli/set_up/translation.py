@@ -10,7 +10,7 @@ from lakeupsert.cli.set_up.settings_file import comments, plain, relative_path
 from lakeupsert.config import is_remote, toml_key
 
 if TYPE_CHECKING:
-    from lakeupsert.operations.translation import Setting, Translation, Value
+    from lakeupsert.operations.init.translation import Setting, Translation, Value
 
 
 def translation_result(found: "Translation") -> dict[str, object]:

@@ -22,7 +22,7 @@ from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.report.numbers import count, size
 
 if TYPE_CHECKING:
-    from lakeupsert.operations.propose import Proposal
+    from lakeupsert.operations.init.propose import Proposal
     from lakeupsert.pipeline.commit import AppendResult
 
 ROWS = 10
@@ -46,7 +46,7 @@ def try_folder(call: Call, path: str) -> Answer:
       lakeupsert try landing/sales
     """
     from lakeupsert.api import Table  # imports Arrow
-    from lakeupsert.operations.propose import propose
+    from lakeupsert.operations.init.propose import propose
 
     with call.progress("try") as progress, tempfile.TemporaryDirectory(prefix="lakeupsert-try-") as folder:
         progress(f"sampling {path}")

@@ -4,9 +4,9 @@ Reads     what `append` looks at first (landing zone, ledger, spec); of each new
           files a bounded part; the last snapshots; the manifests of partitions that are dirty. Never a data file
 Writes    nothing, and sends nothing
 
-    new landing files -> rows by partition -> their bytes, by habit -> each touched partition (`operations.plan_merges`)
+    new landing files -> rows by partition -> their bytes, by habit -> each touched partition (`merges`)
 
-The sizes of rows, the share of new keys and the seconds are learned from the last nights (`operations.habits`).
+The sizes of rows, the share of new keys and the seconds are learned from the last nights (`habits`).
 """
 
 from collections import Counter
@@ -30,7 +30,8 @@ from lakeupsert.landing.files import (
 )
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.blocks import UnreadableFileError as Unreadable
-from lakeupsert.operations.habits import (
+from lakeupsert.operations.init.buckets import far_count
+from lakeupsert.operations.plan.habits import (
     Sizes,
     last_batches,
     last_nights,
@@ -38,9 +39,8 @@ from lakeupsert.operations.habits import (
     learn_sizes,
     parquet_bytes,
 )
-from lakeupsert.operations.plan_merges import Arrival, PlannedPartition, plan_merges
-from lakeupsert.operations.prices import Prices, load_prices
-from lakeupsert.operations.propose_buckets import far_count
+from lakeupsert.operations.plan.merges import Arrival, PlannedPartition, plan_merges
+from lakeupsert.operations.plan.prices import Prices, load_prices
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import discover
 from lakeupsert.pipeline.full_extract import partitions_in_scope

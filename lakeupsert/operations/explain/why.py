@@ -11,7 +11,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from lakeupsert.operations.explain_rows import AGE, KeyRow
+from lakeupsert.operations.explain.rows import AGE, KeyRow
 from lakeupsert.rows.rank import sortable
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import Manifest

@@ -15,7 +15,7 @@ from lakeupsert.config import Reading
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.files import read_beginning
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
-from lakeupsert.landing.sample import choose_files
+from lakeupsert.operations.init.sample import choose_files
 from lakeupsert.phrases import count
 from lakeupsert.storage import ObjectInfo, ObjectReader
 

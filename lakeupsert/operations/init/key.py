@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.types import is_date, is_decimal, is_floating, is_integer, is_string, is_temporal
 
-from lakeupsert.landing.sample import Sample
-from lakeupsert.operations.propose_words import WORDS, is_named, key_rank, words_of
+from lakeupsert.operations.init.sample import Sample
+from lakeupsert.operations.init.words import WORDS, is_named, key_rank, words_of
 from lakeupsert.rows.arrays import Mask
 from lakeupsert.rows.convert import convert
 

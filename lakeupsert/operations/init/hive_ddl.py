@@ -16,7 +16,7 @@ from sqlglot import Token, TokenType, exp
 from sqlglot.dialects import Hive
 
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.operations.translation import Leftover, SourceFile
+from lakeupsert.operations.init.translation import Leftover, SourceFile
 from lakeupsert.table.types import named_type
 
 _STORAGE = (

@@ -1,6 +1,6 @@
 """Recompute what a snapshot should show from what landed, by other programs than the ones that wrote it.
 
-Reads     the ledger's list of files, and what `recompute_load` reads
+Reads     the ledger's list of files, and what `load` reads
 Writes    temporary files only
 Repeat    safe
 
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from lakeupsert.operations.recompute_load import LandedRows
-from lakeupsert.operations.recompute_sql import (
+from lakeupsert.operations.recompute.load import LandedRows
+from lakeupsert.operations.recompute.sql import (
     BATCH,
     COMPARED,
     NTH,

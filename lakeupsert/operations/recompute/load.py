@@ -32,8 +32,8 @@ from lakeupsert.landing.formats import parquetfile
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.folders import folder_values, missing_values
 from lakeupsert.landing.formats.unavailable import NUMBERS, UNAVAILABLE
-from lakeupsert.operations.recompute_hash import hash_function
-from lakeupsert.operations.recompute_sql import (
+from lakeupsert.operations.recompute.hash import hash_function
+from lakeupsert.operations.recompute.sql import (
     BATCH,
     DELETED,
     HAS,
@@ -50,7 +50,7 @@ from lakeupsert.operations.recompute_sql import (
     names_partition,
     rank,
 )
-from lakeupsert.operations.recompute_text import read_text
+from lakeupsert.operations.recompute.text import read_text
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.view import plain_path
 from lakeupsert.rows.arrays import Column, Indices, Mask, Rows

@@ -26,9 +26,10 @@ from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.engine.reports import touched_by
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.landing.key_list import KeyList, read_keys
 from lakeupsert.operations.run import merge_and_publish
-from lakeupsert.operations.statement_rows import Changes, RowChoice
+from lakeupsert.operations.statement.assignments import Assignments
+from lakeupsert.operations.statement.key_list import KeyList, read_keys
+from lakeupsert.operations.statement.rows import Changes, RowChoice
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, send_messages
 from lakeupsert.pipeline.dedupe import PartitionResult
@@ -39,7 +40,6 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.progress import Countdown
-from lakeupsert.read.assignments import Assignments
 from lakeupsert.read.view import View, partitions_of
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.table.chain import LOST, Lost, until_won

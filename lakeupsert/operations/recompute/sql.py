@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.operations.recompute_text import BYTES
+from lakeupsert.operations.recompute.text import BYTES
 from lakeupsert.phrases import install_extra
 from lakeupsert.read.arrow import reader_schema
 from lakeupsert.table.spec import Ordering, TableSpec

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import pyarrow as pa
 
-from lakeupsert.operations.habits import Night, Sizes, last_batches, learn_sizes
+from lakeupsert.operations.plan.habits import Night, Sizes, last_batches, learn_sizes
 from lakeupsert.pipeline.commit import AppendResult
 from lakeupsert.pipeline.cuts import MOST_READS, bytes_to_cut
 from lakeupsert.pipeline.opened import OpenTable

@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from lakeupsert.config import Reading
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.operations.chombo_feed import SEQUENCE, Feed, look_at_feed
-from lakeupsert.operations.propose import landing_files, processed_zone, table_name_of
-from lakeupsert.operations.translation import Leftover, Setting, SourceFile, Translation, Value
+from lakeupsert.operations.init.chombo_feed import SEQUENCE, Feed, look_at_feed
+from lakeupsert.operations.init.propose import landing_files, processed_zone, table_name_of
+from lakeupsert.operations.init.translation import Leftover, Setting, SourceFile, Translation, Value
 
 OPTION = "--from-chombo"
 KEY, ORDER, NUMERIC = "id.field.ordinals", "temporal.ordering.field.ordinal", "temporal.ordering.field.numeric"

@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.operations.hive_ddl import HiveTable, Text, read_tables
-from lakeupsert.operations.propose import processed_zone
-from lakeupsert.operations.translation import Leftover, Setting, SourceFile, Translation
+from lakeupsert.operations.init.hive_ddl import HiveTable, Text, read_tables
+from lakeupsert.operations.init.propose import processed_zone
+from lakeupsert.operations.init.translation import Leftover, Setting, SourceFile, Translation
 from lakeupsert.storage import can_commit
 
 OPTION = "--from-hive"

@@ -1,10 +1,10 @@
 """Propose the settings of a table from a folder of files, with the evidence for each.
 
-Reads     the folder's listing, and sample rows of sample files (`landing.sample`)
+Reads     the folder's listing, and sample rows of sample files (`sample`)
 Writes    nothing
 Repeat    safe: the same files give the same proposal
 
-    list -> choose files -> sample rows -> folder of a table, or landing zone? -> settings (`propose_settings`)
+    list -> choose files -> sample rows -> folder of a table, or landing zone? -> settings (`settings`)
 
 A setting that the sample does not show is left open, with a warning.
 """
@@ -24,11 +24,11 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.landing.files import TYPED, format_of
 from lakeupsert.landing.formats.folders import folders_of
 from lakeupsert.landing.formats.inference import convert_text
-from lakeupsert.landing.sample import Column, Sample
 from lakeupsert.landing.table_logs import TableLog, find_log, log_above
-from lakeupsert.operations.propose_reading import SampleReading, choose_reading
-from lakeupsert.operations.propose_settings import HIVE, SettingChoices, folder_of, folder_values
-from lakeupsert.operations.propose_words import Choice, is_named
+from lakeupsert.operations.init.reading import SampleReading, choose_reading
+from lakeupsert.operations.init.sample import Column, Sample
+from lakeupsert.operations.init.settings import HIVE, SettingChoices, folder_of, folder_values
+from lakeupsert.operations.init.words import Choice, is_named
 from lakeupsert.phrases import no_folder
 from lakeupsert.pipeline.discover import holds_a_table, is_landing_file
 from lakeupsert.pipeline.next_spec import describe_unfit

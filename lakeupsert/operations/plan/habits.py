@@ -16,7 +16,6 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
@@ -139,7 +138,8 @@ def learn_sizes(
     for night in nights:
         for partition in {p for link in night.batches for p in link.body.touched} & night.before.partitions.keys():
             gained += night.after.body.partitions[partition].rows - night.before.partitions[partition].rows
-            arrived += sum(f.rows for link in night.batches for f in _files(link, partition))
+            brought = (link.body.touched[partition] for link in night.batches if partition in link.body.touched)
+            arrived += sum(f.rows for one in brought for f in one.files)
     accepted = sum(t.rows for t in touched)
     return Sizes(
         appended=Line.through([smallest, *appended]),
@@ -148,11 +148,6 @@ def learn_sizes(
         kept=1 - sum(t.superseded for t in touched) / accepted if accepted else 1.0,
         objects=max(1, len({f.name for t in batches[-1].touched.values() for f in t.files})) if batches else 1,
     )
-
-
-def _files(link: Link[LedgerEntry], partition: str) -> tuple[DataFile, ...]:
-    touched = link.body.touched.get(partition)
-    return touched.files if touched else ()
 
 
 def parquet_bytes(rows: Rows) -> int:

@@ -23,10 +23,10 @@ from lakeupsert.config import TableSettings, cores
 from lakeupsert.landing.files import format_of
 from lakeupsert.landing.formats.inference import infer_type, without_nulls
 from lakeupsert.landing.formats.positions import EVENT_TIMES, LOG_POSITION
-from lakeupsert.landing.sample import Sample
-from lakeupsert.operations.propose_buckets import describe_rule, expression, propose_count
-from lakeupsert.operations.propose_key import SERIES, KeySigns
-from lakeupsert.operations.propose_words import WORDS, Choice, count, is_named, name_list, percent, words_of
+from lakeupsert.operations.init.buckets import describe_rule, expression, propose_count
+from lakeupsert.operations.init.key import SERIES, KeySigns
+from lakeupsert.operations.init.sample import Sample
+from lakeupsert.operations.init.words import WORDS, Choice, count, is_named, name_list, percent, words_of
 from lakeupsert.pipeline.landing_dates import received_on
 from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import as_mask, convert

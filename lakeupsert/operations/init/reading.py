@@ -1,6 +1,6 @@
 """Choose how landing files are read, from a sample: separators, header, decimal comma, null words, and formats of dates.
 
-Reads     the beginnings of sample files (`landing.sample`)
+Reads     the beginnings of sample files (`sample`)
 Writes    temporary copies of the beginnings of CSV files, for DuckDB's sniffer
 Repeat    safe: the same files give the same choices
 
@@ -28,9 +28,9 @@ from lakeupsert.landing.formats.csvfile import Csv, choose_dialect
 from lakeupsert.landing.formats.envelopes import TABLE_NAMES
 from lakeupsert.landing.formats.escapes import LETTERS
 from lakeupsert.landing.formats.inference import FROM_TEXT, THOUSANDS, fits, is_number, with_points
-from lakeupsert.landing.sample import Sample, choose_files, read_sample
-from lakeupsert.operations.propose_dates import MOST, choose_formats, formats_that_fit
-from lakeupsert.operations.propose_words import Choice, count, is_named, name_list, words_of
+from lakeupsert.operations.init.dates import MOST, choose_formats, formats_that_fit
+from lakeupsert.operations.init.sample import Sample, choose_files, read_sample
+from lakeupsert.operations.init.words import Choice, count, is_named, name_list, words_of
 from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectReader

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.landing.formats.dates import DateFormat
-from lakeupsert.operations.propose_words import count
+from lakeupsert.operations.init.words import count
 from lakeupsert.rows.arrays import Column, Indices, Mask
 from lakeupsert.rows.convert import as_mask, convert
 

@@ -22,9 +22,9 @@ from lakeupsert.engine.reports import Report, Written
 from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.accept import receipt_stamp
-from lakeupsert.landing.key_list import KeyList, Pairs
+from lakeupsert.operations.statement.assignments import Assignments, UnfitValueError
+from lakeupsert.operations.statement.key_list import KeyList, Pairs
 from lakeupsert.read.arrow import batches, scans, to_arrow
-from lakeupsert.read.assignments import Assignments, UnfitValueError
 from lakeupsert.read.skipping import key_test
 from lakeupsert.read.view import View, ViewFile
 from lakeupsert.rows.arrays import Mask, Rows

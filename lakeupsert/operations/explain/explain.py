@@ -1,7 +1,7 @@
 """Explain one key: show every stored version of it, where it is, and why the current one wins.
 
 Reads     the newest snapshot, the ledger, the newest and the published manifest of each partition, and the files that these
-          and the ledger name (`explain_rows`)
+          and the ledger name (`rows`)
 Writes    nothing
 Repeat    safe, also during a night
 
@@ -18,7 +18,8 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
-from lakeupsert.operations.explain_rows import (
+from lakeupsert.operations.explain.matches import Match, MatchSearch
+from lakeupsert.operations.explain.rows import (
     AGE,
     FilePlace,
     JsonValue,
@@ -28,8 +29,7 @@ from lakeupsert.operations.explain_rows import (
     forgotten_before_extract,
     replaced,
 )
-from lakeupsert.operations.explain_why import Outcome, describe_unseen, why
-from lakeupsert.operations.matches import Match, MatchSearch
+from lakeupsert.operations.explain.why import Outcome, describe_unseen, why
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.arrays import Column
 from lakeupsert.rows.buckets import hash_numbers

@@ -1,0 +1,1 @@
+"""`plan`: what the next night will take, from what earlier nights took."""

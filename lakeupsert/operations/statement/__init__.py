@@ -1,0 +1,1 @@
+"""`update` and `delete`: a batch of what the rows of a filter or a list of keys become."""
