@@ -50,7 +50,7 @@ from lakeupsert.landing.formats.envelopes import CONTROL_RECORD, NEW_TABLE
 from lakeupsert.landing.formats.folders import count_contrary
 from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.landing.formats.unavailable import find_unavailable, is_unavailable
-from lakeupsert.landing.hollow import find_hollow_deletes
+from lakeupsert.landing.hollow import drop_empty_texts, find_hollow_deletes
 from lakeupsert.landing.origins import NO_ORIGINS, Origins, origins_of
 from lakeupsert.landing.partitions import UNPLACED, derived_columns, folder_names, joined_names, partition_sources
 from lakeupsert.phrases import when
@@ -61,7 +61,7 @@ from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import NotFoundError, ObjectReader
 from lakeupsert.table.evolution import describe_separator
 from lakeupsert.table.ledger import Reason
-from lakeupsert.table.spec import DELETE_FLAG, HAS, PLACE, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, HAS, PLACE, DeleteRule, TableSpec
 from lakeupsert.table.types import type_name
 
 if TYPE_CHECKING:
@@ -435,13 +435,13 @@ def _find_incomplete_creates(block: Block, converted: _ConvertedColumns) -> Mask
     """Which rows lack an unavailable value and begin, so no stored row has it: the key of a row changed at the source."""
     if not converted.unavailable:
         return np.zeros(len(block.places), bool)
-    operations, _ = block.convert("__op", pa.string())
     incomplete: Mask = np.logical_or.reduce([*converted.unavailable.values()])
-    return incomplete & as_mask(pc.is_in(operations, pa.array(["c", "r"])))
+    return incomplete & as_mask(pc.is_in(block.convert("__op", pa.string())[0], pa.array(["c", "r"])))
 
 
 def _partitions(converted: _ConvertedColumns, is_delete: Mask, refusals: _Refusals, spec: TableSpec) -> pa.Array:
     """The name of every row's partition: `UNPLACED` for rows that the key index has to place. Refuses others without one."""
+    drop_empty_texts(converted.columns, is_delete, spec)
     absent = {name: as_mask(converted.columns[name].is_null()) for name in partition_sources(spec)}
     for name in absent.keys() & converted.partition_unfit.keys():
         absent[name] &= ~converted.partition_unfit[name]
@@ -463,9 +463,7 @@ def _partitions(converted: _ConvertedColumns, is_delete: Mask, refusals: _Refusa
 
 def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> Mask:
     """Which rows are deletes."""
-    rule, count = spec.delete, len(block.places)
-    if rule is None:
-        return np.zeros(count, bool)
+    rule, count = spec.delete or DeleteRule(), len(block.places)
     if rule.file_prefix is not None and path.rpartition("/")[2].startswith(rule.file_prefix):
         return np.full(count, True)
     if rule.not_null is not None:

@@ -25,14 +25,20 @@ def find_hollow_deletes(columns: Mapping[str, pa.Array], is_delete: Mask, spec: 
     sources = {*partition_sources(spec)} - {*spec.key}
     if not sources or spec.takes_key_alone or not is_delete.any():
         return np.zeros(len(is_delete), bool)
-    hollow = is_delete.copy()
-    for name in sources:
-        hollow &= _is_zero(columns[name])
+    hollow: Mask = is_delete & np.logical_and.reduce([_is_zero(columns[name]) for name in sources])
     ours = {*spec.key, *sources, *(one.column for one in spec.partition_from), *(spec.order_by if spec.stamped else ())}
     for name, column in columns.items():
         if hollow.any() and name not in ours and not name.startswith("_"):  # names of the event itself begin so
             hollow &= _is_zero(column) | as_mask(column.is_null())
     return hollow
+
+
+def drop_empty_texts(columns: dict[str, pa.Array], is_delete: Mask, spec: TableSpec) -> None:
+    """Let deletes by the key name no partition by an empty text, which no folder can have."""
+    for name in spec.partition_by if spec.takes_key_alone else ():
+        if pa.types.is_string(columns[name].type) or pa.types.is_large_string(columns[name].type):
+            empty = is_delete & as_mask(pc.equal(columns[name], "").fill_null(False))
+            columns[name] = pc.if_else(pa.array(empty), None, columns[name])
 
 
 def _is_zero(column: pa.Array) -> Mask:

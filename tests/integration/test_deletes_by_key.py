@@ -1,5 +1,6 @@
 """Deletes that bring their key alone, in a table with `key_scope = "table"`: they find the row, whatever its partition."""
 
+import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lakeupsert.config import DeleteSettings, load
+from lakeupsert.config import DeleteSettings, ReadSettings, load
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline import key_places, opened
 from lakeupsert.table import ledger
@@ -82,18 +83,47 @@ def test_file_of_deletes_needs_no_partition_column(tmp_path: Path) -> None:
         reconcile(lake)
 
 
-def test_partition_that_is_computed_needs_no_source(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_partition_that_is_computed_needs_no_source(tmp_path: Path, kind: str) -> None:
+    """Also if the source has formats of dates under `[read]`, which files without it can't have."""
     lake = Lake(
         tmp_path,
         key_scope="table",
         partition_by=("date(at) as d", "bucket(2, k)"),
         schema={"l": "int", "at": "timestamp", "ts": "bigint"},
+        read=ReadSettings(dates={"at": "%d.%m.%Y %H:%M %z"}),
     )
-    (tmp_path / "landing" / "1.csv").write_text("k,l,at,ts\na,0,2020-01-01T10:00:00Z,1\nb,0,2020-01-02T10:00:00Z,1\n")
+    (tmp_path / "landing" / "1.csv").write_text(
+        "k,l,at,ts\na,0,01.01.2020 10:00 +0000,1\nb,0,02.01.2020 10:00 +0000,1\n"
+    )
     lake.run()
-    (tmp_path / "landing" / "2.csv").write_text("k,l,ts,op\na,0,2,D\n")
+    delete = {"k": "a", "l": 0, "ts": 2, "op": "D"}
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist([delete]), tmp_path / "landing" / "2.parquet")
+    else:
+        text = json.dumps(delete) if kind == "jsonl" else "k,l,ts,op\na,0,2,D"
+        (tmp_path / "landing" / f"2.{kind}").write_text(text + "\n")
     lake.run()
     assert places(lake) == [("b", 1)]
+    reconcile(lake)
+
+
+@pytest.mark.parametrize("mode", ["rows", "columns"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_empty_text_names_no_partition(tmp_path: Path, kind: str, mode: str) -> None:
+    """Debezium invents one in deletes under PostgreSQL's default replica identity. An upsert must name its partition."""
+    schema = {"l": "int", "area": "string", "ts": "bigint"}
+    lake = Lake(tmp_path, key_scope="table", mode=mode, partition_by=("area", "bucket(2, k)"), schema=schema)
+    (tmp_path / "landing" / "1.csv").write_text("k,l,area,ts\na,0,x,1\nb,0,y,1\n")
+    lake.run()
+    rows = [{"k": k, "l": 0, "area": "", "ts": 2, "op": op} for k, op in (("a", "D"), ("b", "U"))]
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "landing" / "2.parquet")
+    else:
+        (tmp_path / "landing" / "2.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    lake.run()
+    assert [(one["k"], one["area"], one["ts"]) for one in lake.rows()] == [("b", "y", 1)]
+    assert lake.entries()[-1][1].quarantined == {"bad_partition": 1}
     reconcile(lake)
 
 

@@ -433,18 +433,16 @@ class LandedRows:
         present = set(map(str.lower, source.columns))  # DuckDB ignores case, too
         for new_name, type_ in self._types(self._spec).items():
             name = old_names.get(new_name, new_name)
-            derived = None
-            if source.partition is not None:
-                if name in self._spec.partition_by:
-                    derived = literal(partition_scalars(self._spec, source.partition)[name].as_py())
-            else:
+            if source.partition is None:
                 derived = self._derived(source, name, old_types)
-            if derived is not None:
-                value = derived
-            elif name.lower() not in present or name not in old_types:
-                value = "NULL"
             else:
+                scalars = partition_scalars(self._spec, source.partition)
+                derived = literal(scalars[name].as_py()) if name in scalars else None
+            value = derived or "NULL"
+            if derived is None and name.lower() in present and name in old_types:
                 value = self._landed(source, name, old_types)
+                if self._spec.takes_key_alone and name in self._spec.partition_by and type_ == "VARCHAR":
+                    value = f"NULLIF({value}, '')"  # names no partition
             # A value of a column that was widened since, for example a FLOAT, gets the type that it had.
             value = f"TRY_CAST({value} AS {old_types.get(name, type_)})"
             for change in retypes.get(new_name, ()):
@@ -475,9 +473,9 @@ class LandedRows:
         return landed_value(name, types, is_text=source.is_text)
 
     def _is_written(self, source: _Source, name: str) -> bool:
-        """Whether a file has a column as text or integers."""
-        described = self._db.execute(f"DESCRIBE SELECT {identifier(name)} FROM {source.relation}").fetchall()
-        return described[0][1] == "VARCHAR" or "INT" in described[0][1]
+        """Whether a file has a column, as text or integers. A delete by the key may lack the source of its partition."""
+        described = self._db.execute(f"DESCRIBE SELECT * FROM {source.relation}").fetchall()
+        return any(t == "VARCHAR" or "INT" in t for column, t, *_ in described if column.lower() == name.lower())
 
     def _deletes(self, source: _Source) -> str:
         """Whether a row is a delete, in SQL."""
@@ -488,12 +486,10 @@ class LandedRows:
             return "false"
         if rule.file_prefix and source.file.rpartition("/")[2].startswith(rule.file_prefix):
             return "true"
-        if self._operation_in(source.columns) is None:
+        if self._operation_in(source.columns) is None or not (rule.not_null or rule.values):
             return "false"
-        if rule.not_null is not None:
-            return f"({identifier(rule.not_null)} IS NOT NULL)"
-        if rule.column is None or not rule.values:
-            return "false"
+        if rule.column is None:
+            return f"({identifier(rule.not_null or '')} IS NOT NULL)"
         values = ", ".join(map(literal, rule.values))
         return source.is_delete or f"coalesce({identifier(rule.column)} IN ({values}), false)"
 
