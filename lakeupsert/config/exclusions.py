@@ -28,12 +28,7 @@ _OF_TEXT = ("read.delimiter", "read.header", "read.columns", "read.null", "read.
 _NOT_BY_KEY = ('ties = "content"', "tombstone_retention", 'on_failed_partition = "skip"', "groups")
 _JSON_ENVELOPES = 'read.envelope = "dms" or "wal2json" or "singer" or "airbyte"'
 RULES = (
-    Rule(
-        "[tables.NAME.large]",
-        "excludes",
-        ('engine = "spark"',),
-        ", with which Arrow merges the other partitions",
-    ),
+    Rule("[tables.NAME.large]", "excludes", ('engine = "spark"',), ", with which Arrow merges the other partitions"),
     Rule('publishers = ["delta"]', "is needed by", ('delta_vectors = "inline"', 'delta_timestamps = "utc"')),
     Rule('publishers = ["iceberg"]', "is needed by", ("[tables.NAME.iceberg]",)),
     Rule("[tables.NAME.iceberg]", "is needed by", ('publishers = ["iceberg"]',)),

@@ -347,12 +347,7 @@ class DeltaPublisher:
 
 
 def _diff(
-    spec: TableSpec,
-    manifest: Manifest,
-    values: dict[str, str | None],
-    known: dict[str, Add],
-    *,
-    has_new_rows: bool,
+    spec: TableSpec, manifest: Manifest, values: dict[str, str | None], known: dict[str, Add], *, has_new_rows: bool
 ) -> _Diff:
     """``known``: what readers read of the partition so far, by path."""
     files, stay = [], set()

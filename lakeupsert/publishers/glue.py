@@ -18,17 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from lakeupsert.config import GlueSettings
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.publishers.hive_types import Column
-from lakeupsert.publishers.symlink import (
-    INPUT_FORMAT,
-    OUTPUT_FORMAT,
-    SERDE,
-    SPEC,
-    Entry,
-    Shape,
-    Steps,
-    Values,
-    batches,
-)
+from lakeupsert.publishers.symlink import INPUT_FORMAT, OUTPUT_FORMAT, SERDE, SPEC, Entry, Shape, Steps, Values, batches
 
 SDK_ATTEMPTS = 5
 DELETED_TOGETHER = 25

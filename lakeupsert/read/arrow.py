@@ -37,10 +37,7 @@ def reader_schema(of: TableSpec | View) -> pa.Schema:
 
 
 def to_arrow(
-    view: View,
-    where: str | None = None,
-    partition: str | None = None,
-    columns: Sequence[str] | None = None,
+    view: View, where: str | None = None, partition: str | None = None, columns: Sequence[str] | None = None
 ) -> pa.RecordBatchReader:
     """Read the view's rows: its columns, ordered by partition and key.
 
@@ -185,10 +182,7 @@ def refuse_unknown(schema: pa.Schema, columns: Sequence[str] | None) -> None:
 
 
 def batches(
-    view: View,
-    files: Iterator[ViewFile],
-    scan: Callable[[int], Scan],
-    without_key: Callable[[int], Scan] | None = None,
+    view: View, files: Iterator[ViewFile], scan: Callable[[int], Scan], without_key: Callable[[int], Scan] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The live rows of these files that pass the filter, ordered by partition and key.
 

@@ -38,12 +38,7 @@ def page(name: str, data: ReportData) -> str:
 
 
 def _header(name: str, data: ReportData) -> Element:
-    return e(
-        "header",
-        e("h1", f"Table {name}"),
-        _finding("div", verdict(name, data.status, data)),
-        e("p", _span(data)),
-    )
+    return e("header", e("h1", f"Table {name}"), _finding("div", verdict(name, data.status, data)), e("p", _span(data)))
 
 
 def _finding(tag: str, one: Finding) -> Element:

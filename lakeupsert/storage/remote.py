@@ -283,11 +283,7 @@ class RangeReader(PlacedReader):
             return held
         # Every range is within the object, so another number of bytes is not its content.
         return b"".join(
-            (
-                self._read(start, before) if start < before else b"",
-                held,
-                self._read(after, end) if after < end else b"",
-            )
+            (self._read(start, before) if start < before else b"", held, self._read(after, end) if after < end else b"")
         )
 
     def _read(self, start: int, end: int) -> bytes:

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from lakeupsert.cli import main
-from lakeupsert.cli.frame import Terminated
+from lakeupsert.cli.signals import Terminated
 from lakeupsert.engine.hosted import HostedEngine
 from lakeupsert.errors import ConfigurationError, DamagedTableError, ExecutorError, RefusedError, TaskDiedError
 from lakeupsert.operations import reconcile

@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 @common
 @click.pass_obj
 def delete(
-    call: Call,
-    where: str | None,
-    keys: str | None,
-    snapshot: "Seen",
-    batch_id: str | None,
-    yes: bool,
-    workers: int,
+    call: Call, where: str | None, keys: str | None, snapshot: "Seen", batch_id: str | None, yes: bool, workers: int
 ) -> Answer:
     """Delete the rows that a filter or a list of keys chooses.
 

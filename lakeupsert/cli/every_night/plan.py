@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common, for_each_table
+from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import limit_options, partition_options, selection
 from lakeupsert.cli.program import main
+from lakeupsert.cli.tables import for_each_table
 from lakeupsert.errors import RefusedError
 from lakeupsert.phrases import duration
 

@@ -8,7 +8,7 @@ import click
 from lakeupsert import clock
 from lakeupsert.cli import output
 from lakeupsert.cli.every_night.plan import plan_answer, unknown_time_warning
-from lakeupsert.cli.frame import Answer, Call, common, for_each_table
+from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import (
     batch_id_option,
     check_full,
@@ -23,6 +23,7 @@ from lakeupsert.cli.options import (
 )
 from lakeupsert.cli.problems import append_warnings, merge_error, publish_warnings, quarantine_warning
 from lakeupsert.cli.program import main
+from lakeupsert.cli.tables import for_each_table
 from lakeupsert.config import cores
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ import click
 
 from lakeupsert import clock
 from lakeupsert.cli.every_night.dedupe import merge_answer
-from lakeupsert.cli.frame import Answer, Call, common, for_each_table
+from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import engine_option, log_option, prepare_spark, workers_option
 from lakeupsert.cli.program import main
+from lakeupsert.cli.tables import for_each_table
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.phrases import install_extra
 from lakeupsert.pipeline.stop import GRACE_SECONDS

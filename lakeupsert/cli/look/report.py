@@ -65,8 +65,6 @@ def _target(output: str) -> Path:
         )
     if not target.parent.is_dir():
         raise ConfigurationError(
-            "no-folder",
-            f"{target.parent} {no_folder(target.parent)}.",
-            next="create it, or correct --output",
+            "no-folder", f"{target.parent} {no_folder(target.parent)}.", next="create it, or correct --output"
         )
     return target

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common, for_each_table
+from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.look.watch import watch
 from lakeupsert.cli.problems import failed_partitions_error, lagging_error, publisher_warnings, skipped_files_warning
 from lakeupsert.cli.program import main
+from lakeupsert.cli.tables import for_each_table
 from lakeupsert.errors import RefusedError
 from lakeupsert.report.attention import verdict
 

@@ -91,10 +91,7 @@ def panel(name: str, status: "Status") -> "Panel":
     progress = Grid.grid(padding=(0, 1))
     progress.add_row(
         ProgressBar(
-            total=touched or 1,
-            completed=touched - status.dirty if touched else 1,
-            width=BAR,
-            complete_style="green",
+            total=touched or 1, completed=touched - status.dirty if touched else 1, width=BAR, complete_style="green"
         ),
         _merged(status),
     )
