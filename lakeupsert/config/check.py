@@ -68,7 +68,7 @@ def _check_sizes(settings: TableSettings, refuse: Refusal) -> None:
     if settings.large and not size_of(settings.large.bytes):
         refuse("large.bytes", settings.large.bytes, 'expected a size, for example "2GB"')
     if isinstance(settings.quarantine_limit, str) and not re.fullmatch(r"\d+(\.\d+)?%", settings.quarantine_limit):
-        refuse("quarantine_limit", settings.quarantine_limit, 'expected a share, for example "1%", or a number of rows')
+        refuse("quarantine_limit", settings.quarantine_limit, 'expected a share, for example "1%", or a row count')
 
 
 def _check_retention(settings: TableSettings, refuse: Refusal) -> None:

@@ -124,7 +124,7 @@ def _hooks(path: str, content: Mapping[str, object], environment: Mapping[str, s
         if not is_address and not is_command:
             raise ConfigurationError(
                 "bad-setting",
-                f"{path}: {name} is neither an https or http address nor a command as a list of texts.",
+                f"{path}: {name} is not an https or http address, and not a command as a list of texts.",
                 next=f'write for example {name} = ["/usr/local/bin/page", "lake"], or {name} = "${{HOOK_URL}}"',
             )
     return convert(written, Hooks)

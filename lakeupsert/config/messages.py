@@ -27,8 +27,8 @@ class Refusal:
 
 
 _WHY_NOT = {
-    "by_key": ' A delete that brings its key alone needs `key_scope = "table"`: its key index knows the partition of each key. '
-    "Without an index such a delete would have to read all partitions."
+    "by_key": ' A delete that has only its key needs `key_scope = "table"`: the key index knows the partition of each key. '
+    "Without the index such a delete would read all partitions."
 }
 
 

@@ -21,12 +21,12 @@ POSITIONED = ("debezium", "wal2json")
 """The envelopes with events of which some have a place in the database's log."""
 DecimalSeparator = Literal[".", ","]
 TEXT_FORMATS = ("postgresql", "mysql", "hive")
-"""The values of `read.escape` that are no character: whose text format the files have."""
+"""The values of `read.escape` that name a database's text format instead of a character."""
 QUARANTINE_FLOOR = 10
 """Up to this many refused rows, a share in `quarantine_limit` does not apply. It does apply to a table's first batch, and if all
 rows are refused."""
 LONGEST = timedelta(days=36_500)
-"""The longest duration of a setting. For ever is expressed by leaving the setting out."""
+"""The longest duration of a setting. To keep something forever, leave the setting out."""
 LEAST_BUCKET = 1 << 10
 """Minimum of `bucket` in bytes. A bucket's file has more bytes than that besides its rows (`datafiles.BARE_BYTES`), and no
 bucket is split for less, so a smaller value would have no effect."""
@@ -58,7 +58,7 @@ class ReadSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     null: str | tuple[str, ...] | None = None
     """Texts that mean null, in addition to empty text."""
     decimal_separator: DecimalSeparator = "."
-    """Before the fraction of a number in CSV and delimited text."""
+    """The character before the fraction of a number, in CSV and delimited text."""
     dialects: tuple[DialectSettings, ...] = ()
     """More dialects of CSV. A file has the one whose delimiter cuts its first record into the most fields."""
     dates: dict[str, str | tuple[str, ...]] = {}
@@ -67,10 +67,10 @@ class ReadSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     envelope: EnvelopeName | None = None
     """The envelope around each row of JSON lines; Debezium's also in Avro."""
     only: dict[str, str | tuple[str, ...]] = {}
-    """Which rows of several tables are this table's: a column's text, or several, for example ``{ __source_table = "orders" }``.
-    Other rows are skipped and counted."""
+    """If the files have rows of several tables: a column and its texts in this table's rows, for example
+    ``{ __source_table = "orders" }``. Other rows are skipped and counted."""
     aliases: dict[str, str] = {}
-    """Columns with another name in landing files: the name there, and the table's name."""
+    """Column names in landing files and the table's names for them, for example ``{ price = "unit_price" }``."""
 
 
 class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
@@ -82,7 +82,7 @@ class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
     types: bool = False
     """Whether the `schema` part of an event of Debezium states types."""
     folders: tuple[str, ...] = ()
-    """The columns that folders `name=value` give to files that lack them; of a batch, those that its folders have."""
+    """The columns that folders `name=value` give to files that lack them. In a ledger entry: only the columns of its folders."""
 
     @property
     def has_header(self) -> bool:
@@ -130,7 +130,7 @@ DATE_DIRECTIVES = {
     "p": "am|pm",
     "z": r"Z|[+-]\d{2}:?\d{2}",
 }
-"""What the directives of a date format match, as in strptime, in upper and lower case."""
+"""The pattern of each directive of a date format, as in strptime, in upper and lower case."""
 TIME_DIRECTIVES = frozenset("HIMSfpz")
 
 
@@ -147,7 +147,7 @@ class DeleteSettings(msgspec.Struct, frozen=True, kw_only=True):
     file_prefix: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     """Name prefix of files that contain only deletes."""
     not_null: Annotated[str, msgspec.Meta(min_length=1)] | None = None
-    """In place of `column` and `values`: a column with a value in deletes only, as ``_sdc_deleted_at`` of Singer."""
+    """In place of `column` and `values`: a column that has a value only in deletes, for example Singer's ``_sdc_deleted_at``."""
 
     @property
     def operation(self) -> str | None:
@@ -156,7 +156,7 @@ class DeleteSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[tables.NAME.groups.GROUP]``, for mode columns: columns from another source, with ordering columns of their own."""
+    """``[tables.NAME.groups.GROUP]``, for mode columns: columns from another source, with their own ordering columns."""
 
     order_by: Names
     columns: Names
@@ -200,7 +200,7 @@ class IcebergSettings(msgspec.Struct, frozen=True, kw_only=True):
     table: str
     """Namespace and name, for example ``sales.receipts``."""
     format_version: FormatVersion = 2
-    """Of the Iceberg table. 3 needs a REST catalog."""
+    """The format version of the Iceberg table. 3 needs a REST catalog."""
 
     @property
     def catalog_name(self) -> str:
@@ -208,7 +208,7 @@ class IcebergSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def properties(self) -> dict[str, str]:
-        """Of the catalog, beside those in pyiceberg's own configuration."""
+        """Properties of the catalog, in addition to pyiceberg's own configuration."""
         return {} if isinstance(self.catalog, str) else {k: v for k, v in self.catalog.items() if k != "name"}
 
 
@@ -220,7 +220,7 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     processed: str
     """The folder or address of the table."""
     key: Names
-    """The columns that identify a row. Of all rows of a partition with the same key, the newest stays."""
+    """The columns that identify a row. If several rows of a partition have the same key, the newest stays."""
     partition_by: tuple[str, ...]
     """The partition columns: columns of the files, or for example ``date(created_at) as day`` or ``bucket(64, order_id)``. Empty:
     the table is one partition."""
@@ -229,35 +229,35 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     order_in_name: str | None = None
     """Pattern whose group finds the ordering column's value in the names of landing files, for example ``_(\\d+)\\.``."""
     ties: Literal["arrival", "content"] = "arrival"
-    """What decides between rows with equal ordering values: the later arrival, or the content of their other columns."""
+    """If ordering values are equal, the later row wins (``arrival``), or the row with the greater content (``content``)."""
     mode: Literal["rows", "columns"] = "rows"
-    """``columns``: a record changes the columns that it brings; the others keep their values."""
+    """``columns``: a record changes only the columns that it has; the others keep their values."""
     nulls: Literal["overwrite", "keep"] = "overwrite"
     """For mode columns: whether a null in a record replaces a value."""
     groups: dict[str, GroupSettings] = {}
     key_scope: Literal["partition", "table"] = "partition"
-    """Whether a key has one row per partition, or one in the table. In the latter case a record for another partition moves
-    it."""
+    """Whether a key has one row per partition, or one row in the table. With ``table``, a record for another partition moves the
+    row."""
     unknown_deletes: Literal["keep", "quarantine"] = "keep"
-    """With `key_scope = "table"`: what becomes of a delete that brings its key alone if no record has come for the key. ``keep``:
-    older records of the key stay dead, whatever their partition."""
+    """With `key_scope = "table"`: what to do with a delete that has only its key, if the key has no record. ``keep``: keep it, so
+    that older records of the key lose in every partition. ``quarantine``: refuse it."""
     history: bool = False
     """Keep superseded versions of rows. Readers of the history see when each version was valid."""
     versions: bool = False
-    """Store with each row the batch that it came with. Readers may ask for it, and for when the batch was received."""
+    """Store with each row its batch. Readers can then ask for the batch, and for the time when it was received."""
     full_extract: Literal["merge", "replace"] = "merge"
-    """What the rows of a full extract do to older batches: they are compared by order, or replace everything that was there."""
+    """``merge``: rows of a full extract compete with stored rows by their order. ``replace``: they replace everything before."""
     format: Format = "auto"
-    """Of the landing files. ``auto``: as each file's name says."""
+    """The format of the landing files. ``auto``: by each file's name."""
     read: ReadSettings = ReadSettings()
     landing_dates: str = ""
     """strftime pattern of the first folders below landing, for example ``%m/%d/%Y``. Empty: all files below it."""
     queue: str = "auto"
-    """A file for SQLite, ``sqs://QUEUE`` or ``azqueue://ACCOUNT/QUEUE``. ``auto``: a file beside the table."""
+    """A file for SQLite, ``sqs://QUEUE`` or ``azqueue://ACCOUNT/QUEUE``. ``auto``: a file in the table's folder."""
     engine: Literal["arrow", "spark"] = "arrow"
-    """What merges."""
+    """The program that merges."""
     strategy: Literal["auto", "rewrite", "delta"] = "auto"
-    """What a merge writes: the whole partition, or a delta beside it. ``auto`` chooses for each partition."""
+    """A merge writes the whole partition (``rewrite``) or a delta file. ``auto`` chooses for each partition."""
     bucket: str | int = "256MiB"
     """Compressed bytes of base files above which a partition is split into buckets. Each bucket is merged separately, so memory
     use follows this size."""
@@ -266,17 +266,17 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     quarantine_limit: str | int = "1%"
     """Refused rows, as a number or a share, above which a batch is refused as a whole."""
     keep_snapshots: Annotated[int, msgspec.Meta(ge=1)] = 7
-    """How many snapshots ``vacuum`` keeps, beside those with a tag."""
+    """How many snapshots ``vacuum`` keeps, in addition to snapshots with a tag."""
     superseded_retention: str = "24h"
     """How long ``vacuum`` keeps files that no kept snapshot needs, for example ``24h`` or ``7d``."""
     tombstone_retention: str | None = None
-    """How long deleted keys are known. A row that arrives even later goes to quarantine (`below_floor`). Not set: for ever."""
+    """How long deleted keys are known; by default forever. A row that arrives even later goes to quarantine (`below_floor`)."""
     publishers: tuple[PublisherName, ...] = ()
-    """Formats in which other engines read the table: after each publish, these are brought up to its snapshot."""
+    """Formats in which other engines read the table. Each publish updates them to its snapshot."""
     delta_vectors: VectorPlace = "file"
-    """Where the Delta log has deletion vectors: in files, or in the log itself, which delta-rs and Polars need for many."""
+    """Keep deletion vectors of the Delta log in files, or inline in the log, which delta-rs and Polars need if there are many."""
     delta_timestamps: DeltaTimestamps = "naive"
-    """How readers of Delta see times without a zone: as they are, or as instants, which Fabric and BigQuery need."""
+    """Show times without a zone to readers of Delta as they are, or as instants in UTC, which Fabric and BigQuery need."""
     iceberg: IcebergSettings | None = None
     schema: dict[str, str] = {}
     """Types of columns, by Spark's or Arrow's names. Other columns get theirs from the first batch."""
@@ -338,9 +338,9 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hooks(msgspec.Struct, frozen=True, kw_only=True):
-    """What `lakeupsert run` calls at its end, with the object of `--json` as body or on standard input.
+    """Hooks that `lakeupsert run` calls at its end, with the object of `--json` as body or on standard input.
 
-    The values are as they are written: `${VAR}` is replaced when a hook is called, so that nobody prints a secret.
+    The values are as they are written: `${VAR}` is replaced when a hook is called, so that no command prints a secret.
     """
 
     on_success: Hook | None = None

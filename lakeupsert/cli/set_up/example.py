@@ -29,7 +29,7 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # mode                = "rows"     # "columns": a record changes only the columns that it contains
 # nulls               = "overwrite"  # with mode "columns", "keep": a null in a record changes nothing
 # key_scope           = "partition"  # one row per key and partition; "table": one row per key, which moves between partitions
-# unknown_deletes     = "keep"       # with key_scope "table": deletes by the key alone, of keys that never came; or "quarantine"
+# unknown_deletes     = "keep"       # with key_scope "table": deletes with only the key, of keys that never came; or "quarantine"
 # history             = false      # true: keep superseded versions, for `export --history`
 # versions            = false      # true: store with each row which batch it came with, for `export --versions`
 # full_extract        = "merge"    # rows of `run --full` win by their order; "replace": they replace everything before them
@@ -40,7 +40,7 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # strategy            = "auto"     # or "rewrite", "delta"
 # bucket              = "256MiB"   # split larger partitions, so that several workers share them
 # on_failed_partition = "hold"     # publish nothing newer while a partition fails; "skip": publish, and list it as lagging
-# quarantine_limit    = "1%"       # or a number of rows; a batch above it is refused as a whole; 1% counts above 10 rows
+# quarantine_limit    = "1%"       # or a row count; a batch above it is refused as a whole; 1% counts above 10 rows
 # keep_snapshots      = 7
 # superseded_retention = "24h"
 # publishers          = []         # ["delta", "iceberg", "hive", "glue"]: as what other engines read the table (docs/engines)
@@ -94,7 +94,7 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # [tables.sales.glue]              # with publisher "glue": the table in the AWS Glue Data Catalog
 # database = "lake"
 # table    = "sales"
-# region   = "eu-west-1"           # by default that of boto3
+# region   = "eu-west-1"           # by default boto3's
 
 # [profiles.test]                  # with --profile test or LAKEUPSERT_PROFILE=test: overrides settings of all tables,
 # keep_snapshots = 2
