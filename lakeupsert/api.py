@@ -1,11 +1,10 @@
 """`lakeupsert.Table`: everything that the command line does, from Python.
 
-The signatures of its public methods are a contract with users, so some have more than seven parameters; they become options
-here, and the work is done in `operations`, `pipeline`, `read` and `report`.
+The signatures of its public methods are a contract with users. The work is done in `operations`, `pipeline`, `read` and `report`,
+where the options of a method with many are a dataclass (`_takes`).
 """
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from difflib import get_close_matches
@@ -13,12 +12,12 @@ from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 import pyarrow as pa
 
 from lakeupsert.config import PublisherName, TableSettings, load, refuse_in_zones
-from lakeupsert.engine.by_name import EngineName, HostChoice, HostName, host_by_name
+from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.events import Sink
 from lakeupsert.landing.formats.blocks import LandingInput
@@ -38,13 +37,13 @@ from lakeupsert.operations.restore import RestorePlan, restore
 from lakeupsert.operations.run import RunOptions, RunResult, run
 from lakeupsert.operations.schema import Column, SchemaChange, change, columns, retype_to
 from lakeupsert.operations.snapshots import list_snapshots, list_tags, lost_snapshots, tag
-from lakeupsert.operations.statement.statement import Seen, StatementOptions, StatementResult, run_statement
+from lakeupsert.operations.statement.statement import StatementOptions, StatementResult, UpdateOptions, run_statement
 from lakeupsert.operations.vacuum import VacuumResult, vacuum
 from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.by_folder import is_folder, open_folder
 from lakeupsert.pipeline.commit import AppendResult
 from lakeupsert.pipeline.dedupe import PartitionResult
-from lakeupsert.pipeline.discover import new_files, skipped_files
+from lakeupsert.pipeline.discover import AppendOptions, new_files, skipped_files
 from lakeupsert.pipeline.drain_queues import DrainOptions, drain_queues, merge_received
 from lakeupsert.pipeline.landing_dates import Skipped
 from lakeupsert.pipeline.latest import latest
@@ -67,7 +66,6 @@ from lakeupsert.table.evolution import drop, rename
 from lakeupsert.table.ledger import Reason, Scope
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.types import named_type
-from lakeupsert.table.work import Source
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,8 +79,7 @@ __all__ = ["EngineName", "HostName", "ReprocessResult", "RunResult", "SnapshotFi
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
-
-log = logging.getLogger(__name__)
+Options = TypeVar("Options")
 
 LISTED = 10_000
 """Names below landing that `skipped_files` lists. More: `status` waits longer for a large landing zone, 0.1 s for 1,000 names on
@@ -92,8 +89,8 @@ S3. Fewer: it misses more of the files that `append` warns about every night."""
 def _public(method: Callable[Given, Found]) -> Callable[Given, Found]:
     """For methods that may commit: refuse arguments that their `Literal`s do not name, and write into an error what the call
     committed."""
-    signature, hints = inspect.signature(method), get_type_hints(method)
-    words = {name: allowed for name, hint in hints.items() if (allowed := _words(hint))}
+    signature = inspect.signature(method)
+    words = {name: allowed for name, given in signature.parameters.items() if (allowed := _words(given.annotation))}
 
     @wraps(method)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Found:
@@ -111,6 +108,33 @@ def _public(method: Callable[Given, Found]) -> Callable[Given, Found]:
             raise
 
     return call
+
+
+def _takes(
+    kind: Callable[Given, Options],
+) -> Callable[[Callable[["Table", Options], Found]], Callable[Concatenate["Table", Given], Found]]:
+    """Callers give the fields of the dataclass ``kind`` as arguments: their names, types, defaults and meaning are written there,
+    and nowhere else. `help` lists them."""
+
+    def decorate(method: Callable[["Table", Options], Found]) -> Callable[Concatenate["Table", Given], Found]:
+        @wraps(method)
+        def call(table: "Table", /, *args: Given.args, **kwargs: Given.kwargs) -> Found:
+            return method(table, kind(*args, **kwargs))
+
+        own, fields = inspect.signature(method), inspect.signature(kind).parameters.values()
+        itself = next(iter(own.parameters.values()))
+        call.__signature__ = own.replace(parameters=[itself, *fields])  # type: ignore[attr-defined]  # for `inspect` and `help`
+        call.__doc__ = "\n".join([inspect.getdoc(method) or "", "", "Args:", *_described(kind)])
+        return call
+
+    return decorate
+
+
+def _described(kind: Callable[..., object]) -> list[str]:
+    """How the dataclass and its bases describe their fields."""
+    assert isinstance(kind, type)
+    texts = [inspect.cleandoc(one.__doc__ or "") for one in reversed(kind.__mro__)]
+    return [text.split("Attributes:\n", 1)[1] for text in texts if "Attributes:\n" in text]
 
 
 def _configured(method: Callable[Given, Found]) -> Callable[Given, Found]:
@@ -251,49 +275,10 @@ class Table:
 
     @_public
     @_configured
-    def append(
-        self,
-        *,
-        host: HostChoice = "auto",
-        batch_id: str | None = None,
-        received: tuple[date | None, date | None] = (None, None),
-        again: bool = False,
-        full: Scope | None = None,
-        may_shrink: bool = False,
-        replay_quarantine: bool = False,
-        progress: Callable[[str], None] = lambda text: None,
-        warn: Callable[[str], None] = log.warning,
-    ) -> AppendResult | None:
-        """Phase one: commit all new landing files as one batch. Returns None if there are none.
-
-        Args:
-            host: where landing files are read; ``auto``: in this process, or in Spark if they have many bytes.
-            received: first and last date (inclusive) of the landing folders to take.
-            again: take landing files again whose batches were all withdrawn by a restore.
-            full: the batch is a full extract: it deletes the keys that it lacks, in the table or in the partitions of its rows.
-            may_shrink: accept a full extract that would delete 40 %.
-            replay_quarantine: commit the quarantined rows that pass now, instead of landing files (always in this process).
-            warn: takes the warnings of a call that commits no batch.
-        """
-        if replay_quarantine:
-            if again or full or any(received):
-                raise ConfigurationError(
-                    "two-sources",
-                    "Quarantined rows and landing files are never one batch, so no landing files can be chosen here.",
-                    next="replay the quarantine in one call, and append landing files in another",
-                )
-            return replay(self._table, batch_id=batch_id, progress=progress, warn=warn)
-        return append(
-            self._table,
-            host,
-            batch_id=batch_id,
-            received=received,
-            again=again,
-            full=full,
-            may_shrink=may_shrink,
-            progress=progress,
-            warn=warn,
-        )
+    @_takes(AppendOptions)
+    def append(self, options: AppendOptions) -> AppendResult | None:
+        """Phase one: commit all new landing files as one batch. Returns None if there are none."""
+        return (replay if options.replay_quarantine else append)(self._table, options)
 
     @_configured
     def new_files(self) -> tuple[LandingInput, ...]:
@@ -313,42 +298,14 @@ class Table:
 
     @_public
     @_configured
-    def dedupe(
-        self,
-        *,
-        host: HostName = "local",
-        workers: int = 1,
-        engine: EngineName | None = None,
-        until_empty: bool = True,
-        both_queues: bool = True,
-        max_seconds: float | None = None,
-        stop: Stop | None = None,
-        progress: Callable[[int], None] | None = None,
-        alive: Callable[[], object] = lambda: None,
-        collect: Callable[[PartitionResult], object] | None = None,
-    ) -> list[PartitionResult]:
+    @_takes(DrainOptions)
+    def dedupe(self, options: DrainOptions) -> list[PartitionResult]:
         """Phase two: merge the partitions on the queue until it is empty, or (``until_empty=False``) until ``stop``.
 
-        More than one worker means processes; a script that asks for them needs the usual `if __name__ == "__main__":`. On host
-        spark, engine arrow runs in Spark tasks, and ``workers`` do nothing.
-        If the table has [large], Spark merges large partitions afterwards. Without ``both_queues`` or ``until_empty``, engine
-        spark drains only the queue of large partitions, and engine arrow only the other. ``alive`` is called every few seconds.
-        ``collect`` takes each result as soon as it is known; then none is kept, and the returned list is empty.
+        On host spark, engine arrow runs in Spark tasks, and ``workers`` do nothing. If the table has [large], Spark merges large
+        partitions afterwards. With ``collect`` the returned list is empty.
         """
-        results: list[PartitionResult] = []
-        options = DrainOptions(
-            host=host,
-            workers=workers,
-            engine=engine,
-            until_empty=until_empty,
-            both_queues=both_queues,
-            max_seconds=max_seconds,
-            stop=stop or Stop(),
-            progress=progress,
-            alive=alive,
-        )
-        drain_queues(self._table, options, collect or results.append)
-        return results
+        return drain_queues(self._table, options)
 
     @_public
     @_configured
@@ -381,47 +338,12 @@ class Table:
 
     @_public
     @_configured
-    def run(
-        self,
-        *,
-        host: HostChoice = "auto",
-        workers: int | None = None,
-        local_workers: int = 1,
-        calls_at_once: int = 1,
-        engine: EngineName | None = None,
-        batch_id: str | None = None,
-        full: Scope | None = None,
-        may_shrink: bool = False,
-        max_bytes: int | None = None,
-        max_cost: float | None = None,
-        prices: str | Path | None = None,
-        stop: Stop | None = None,
-        progress: Callable[[str], None] = lambda text: None,
-        warn: Callable[[str], None] = log.warning,
-    ) -> RunResult:
+    @_takes(RunOptions)
+    def run(self, options: RunOptions) -> RunResult:
         """A night: send missing messages, append, dedupe, publish. Safe to repeat: after a crash, the next run finishes it.
 
-        ``workers`` processes of this machine merge. Without ``workers``, Spark merges if the night runs there, and otherwise
-        ``local_workers`` processes do. If ``calls_at_once`` calls run in threads of this process, each takes its share of the
-        memory. With ``host`` auto, the landing bytes decide where it runs; the result says where, and
-        why. Raises RefusedError before anything is written if its `plan` is above ``max_bytes`` or ``max_cost``.
+        Raises RefusedError before anything is written if its `plan` is above ``max_bytes`` or ``max_cost``.
         """
-        options = RunOptions(
-            host=host,
-            workers=workers,
-            local_workers=local_workers,
-            calls_at_once=calls_at_once,
-            engine=engine,
-            batch_id=batch_id,
-            full=full,
-            may_shrink=may_shrink,
-            max_bytes=max_bytes,
-            max_cost=max_cost,
-            prices=prices,
-            stop=stop or Stop(),
-            progress=progress,
-            warn=warn,
-        )
         return run(self._table, options)
 
     @_configured
@@ -440,35 +362,13 @@ class Table:
 
     @_public
     @_configured
-    def reprocess(
-        self,
-        selected: Callable[[str], bool] = lambda partition: True,
-        *,
-        source: Source = "stored",
-        host: HostChoice = "auto",
-        workers: int | None = None,
-        engine: EngineName | None = None,
-        dry: bool = False,
-        stop: Stop | None = None,
-        progress: Callable[[str], None] = lambda text: None,
-    ) -> ReprocessResult:
+    @_takes(ReprocessOptions)
+    def reprocess(self, options: ReprocessOptions) -> ReprocessResult:
         """Rewrite the selected partitions, each at its batch, and publish them. No row changes.
 
-        Rows come from what is ``stored``, or from the ``landing`` files of all batches; ``dry`` only plans the rewrite. With
-        ``host`` auto, the bytes of landing files decide where they are read, and this machine merges. The
-        work goes through the queue, and the call waits for partitions that other workers have taken. With 0 ``workers`` other
-        workers do everything, and the call waits for them until ``stop``.
+        The work goes through the queue, and the call waits for partitions that other workers have taken.
         """
-        options = ReprocessOptions(
-            source=source,
-            host=host,
-            workers=workers,
-            engine=engine,
-            dry=dry,
-            stop=stop or Stop(),
-            progress=progress,
-        )
-        return reprocess_and_publish(self._table, selected, options)
+        return reprocess_and_publish(self._table, options)
 
     @_public
     @_configured
@@ -486,71 +386,20 @@ class Table:
 
     @_public
     @_configured
-    def update(
-        self,
-        set: Mapping[str, str],
-        *,
-        where: str | None = None,
-        keys: str | Path | None = None,
-        snapshot: Seen = "published",
-        batch_id: str | None = None,
-        dry: bool = True,
-        workers: int = 1,
-        stop: Stop | None = None,
-        progress: Callable[[str], None] = lambda text: None,
-    ) -> StatementResult:
+    @_takes(UpdateOptions)
+    def update(self, options: UpdateOptions) -> StatementResult:
         """Set columns of the rows of a filter or of a list of keys: one batch, merged and published. ``dry``: only count them.
 
         Raises ConfigurationError if the table does not support it, or an argument can't be used; RefusedError if a new value
         does not fit its column exactly, or a batch that touches the rows' partitions is not published yet.
-
-        Args:
-            set: by column, an expression in DuckDB's SQL over the columns of the row, for example
-                ``{"amount": "amount * 0.87"}``.
-            where: a filter as in `to_arrow`.
-            keys: a file with the key columns (CSV, JSON lines, Parquet, Avro or ORC), and if you like partition columns.
-            snapshot: read the rows as readers see them, or with all that was appended.
-            batch_id: a repeated call with the same id changes nothing again; it only finishes the first one.
         """
-        options = StatementOptions(
-            expressions=set,
-            where=where,
-            keys=None if keys is None else str(keys),
-            snapshot=snapshot,
-            batch_id=batch_id,
-            dry=dry,
-            workers=workers,
-            stop=stop or Stop(),
-            progress=progress,
-        )
         return run_statement(self._table, options)
 
     @_public
     @_configured
-    def delete(
-        self,
-        *,
-        where: str | None = None,
-        keys: str | Path | None = None,
-        snapshot: Seen = "published",
-        batch_id: str | None = None,
-        dry: bool = True,
-        workers: int = 1,
-        stop: Stop | None = None,
-        progress: Callable[[str], None] = lambda text: None,
-    ) -> StatementResult:
-        """Delete the rows of a filter or of a list of keys. Arguments and errors are those of `update`."""
-        options = StatementOptions(
-            expressions=None,
-            where=where,
-            keys=None if keys is None else str(keys),
-            snapshot=snapshot,
-            batch_id=batch_id,
-            dry=dry,
-            workers=workers,
-            stop=stop or Stop(),
-            progress=progress,
-        )
+    @_takes(StatementOptions)
+    def delete(self, options: StatementOptions) -> StatementResult:
+        """Delete the rows of a filter or of a list of keys. Errors are those of `update`."""
         return run_statement(self._table, options)
 
     @_public

@@ -6,6 +6,7 @@ import duckdb
 import polars as pl
 
 from lakeupsert import Table
+from lakeupsert.operations.run import RunResult
 from lakeupsert.operations.statement.statement import StatementResult
 from lakeupsert.read.view import SnapshotFigures
 
@@ -16,3 +17,7 @@ with Table.open("lakeupsert.toml") as table:
     assert_type(table.snapshot, SnapshotFigures | None)
     assert_type(table.files()[0].rows, int)
     assert_type(table.update({"amount": "amount * 2"}, where="item = 'shoes'"), StatementResult)
+    assert_type(table.run(host="local", workers=2, max_cost=1.5), RunResult)
+    table.run(wokers=2)  # type: ignore[call-arg]  # mypy knows the options of a night, and warns if this line becomes right
+    table.run(host="laptop")  # type: ignore[arg-type]
+    table.reprocess(lambda partition: partition > "2020", source="landing")

@@ -39,5 +39,5 @@ def compact(
 
     costly = {p for p, head in heads.items() if is_costly(head.body.buckets)}
     merges = None if host == "spark" else workers
-    options = ReprocessOptions(host=host, workers=merges, stop=stop, progress=progress)
-    return reprocess_and_publish(table, costly.__contains__, options)
+    options = ReprocessOptions(costly.__contains__, host=host, workers=merges, stop=stop, progress=progress)
+    return reprocess_and_publish(table, options)

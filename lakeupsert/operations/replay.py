@@ -12,7 +12,6 @@ After a lost race it always begins again and never takes the next number: the wi
 withdrawn their batch. All of it runs in this process, whatever the host: quarantine is small.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,15 +24,13 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.formats.folders import reading_of
 from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
-from lakeupsert.pipeline.discover import Ground, read_heads
+from lakeupsert.pipeline.discover import AppendOptions, Ground, read_heads
 from lakeupsert.pipeline.key_places import find_refused_again
 from lakeupsert.pipeline.next_spec import plan_spec, unfit_files
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Lost, until_won
 from lakeupsert.table.ledger import LedgerEntry, ReplayedFile, find_quarantined
 from lakeupsert.table.spec import TableSpec
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,25 +43,23 @@ class _Plan:
     warnings: tuple[str, ...]
 
 
-def replay(
-    table: OpenTable,
-    *,
-    batch_id: str | None = None,
-    progress: Callable[[str], None] = lambda text: None,
-    warn: Callable[[str], None] = log.warning,
-) -> AppendResult | None:
+def replay(table: OpenTable, options: AppendOptions) -> AppendResult | None:
     """Commit one batch of all quarantined rows that pass now; None if no row passes.
 
     `quarantine_limit` does not apply: rows that stay quarantined were counted when they came.
 
-    Args:
-        warn: called with each warning if no batch is committed; the warnings of a batch are in the result.
     Raises:
-        ConfigurationError: the batch id belongs to another batch.
+        ConfigurationError: the batch id belongs to another batch, or an option chooses landing files.
         DamagedTableError: a quarantine file is missing.
         TryAgainError: lost races, or a store that does not answer. Nothing is lost; the next call finds what was committed.
     """
-    return until_won(table.store.uri(), partial(_attempt, table, batch_id, progress, warn))
+    if options.again or options.full or any(options.received):
+        raise ConfigurationError(
+            "two-sources",
+            "Quarantined rows and landing files are never one batch, so no landing files can be chosen here.",
+            next="replay the quarantine in one call, and append landing files in another",
+        )
+    return until_won(table.store.uri(), partial(_attempt, table, options))
 
 
 def renames_of(table: OpenTable, spec: TableSpec, last: int) -> Callable[[str], int]:
@@ -78,23 +73,21 @@ def renames_of(table: OpenTable, spec: TableSpec, last: int) -> Callable[[str], 
     return lambda batch_id: len(table.spec(versions[batch_id]).renames)
 
 
-def _attempt(
-    table: OpenTable, batch_id: str | None, progress: Callable[[str], None], warn: Callable[[str], None]
-) -> AppendResult | Lost | None:
-    ground = read_heads(table, batch_id)
+def _attempt(table: OpenTable, options: AppendOptions) -> AppendResult | Lost | None:
+    ground = read_heads(table, options.batch_id)
     if ground.head is None or ground.spec is None:
         return None
     files = find_quarantined(ground.entries)
     rows = sum(f.rows for f in files)
-    progress(f"trying {rows} quarantined rows again")
+    options.progress(f"trying {rows} quarantined rows again")
     plan = _plan(table, ground, ground.spec, files)
     by_key = partial(find_refused_again, table, plan.job.spec, ground.head)
     replayed, reports = replay_rows(plan.job, files, plan.renames_of, by_key)
     if not replayed:
         for warning in plan.warnings:
-            warn(warning)
+            options.warn(warning)
         if files:
-            warn(f"none of the {rows} quarantined rows passes now; `lakeupsert quarantine` shows them")
+            options.warn(f"none of the {rows} quarantined rows passes now; `lakeupsert quarantine` shows them")
         return None
     entry = _entry(table, ground, plan.job, replayed, reports)
     names = {f.name for t in entry.touched.values() for f in t.files} | {f.name for f in entry.quarantine}
@@ -102,10 +95,10 @@ def _attempt(
         table.discard(names)
         raise ConfigurationError(
             "batch-id-taken",
-            f"Batch id {batch_id!r} belongs to another batch. Nothing was committed.",
+            f"Batch id {options.batch_id!r} belongs to another batch. Nothing was committed.",
             next="give the replay another --batch-id, or none",
         )
-    link = commit_batch(table, LocalHost(), ground, plan.job, entry, names, progress)
+    link = commit_batch(table, LocalHost(), ground, plan.job, entry, names, options.progress)
     if isinstance(link, Lost):
         return link
     warnings = (*send_messages(table, link), *plan.warnings)

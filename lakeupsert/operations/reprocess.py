@@ -13,7 +13,7 @@ was adopted. Packs and work object become garbage when every message is answered
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal
 
 from lakeupsert.engine.batch import AppendJob
@@ -90,26 +90,28 @@ class ReprocessPlan:
         return [p for p, head in self.heads.items() if p in shown and shown[p].version <= head.number]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ReprocessOptions:
-    """How partitions are rewritten.
+    """Which partitions are rewritten (``selected``), and how.
 
     Attributes:
         source: from what is ``stored``, or from the ``landing`` files of all their batches.
         host: where landing files are read, and partitions merged; ``auto``: landing files where their bytes say, partitions
             here.
-        workers: processes of this machine that merge, None: the host does. With 0 workers other processes do the work, and this
-            one waits for them until ``stop``.
+        workers: processes of this machine that merge, None: the host does, 0: other processes do, and this one waits for them.
         engine: as for `dedupe`.
         dry: only plan it.
+        stop: once set, the merges that run are finished, and no others are begun.
     """
 
+    selected: Callable[[str], bool] = lambda partition: True
+    _: KW_ONLY
     source: Source = "stored"
     host: HostChoice = "auto"
     workers: int | None = None
     engine: EngineName | None = None
     dry: bool = False
-    stop: Stop = field(default_factory=Stop)
+    stop: Stop | None = None
     progress: Callable[[str], None] = lambda text: None
 
 
@@ -212,33 +214,31 @@ def reprocess(
         raise
 
 
-def reprocess_and_publish(
-    table: OpenTable, selected: Callable[[str], bool], options: ReprocessOptions
-) -> ReprocessResult:
+def reprocess_and_publish(table: OpenTable, options: ReprocessOptions) -> ReprocessResult:
     """Rewrite the selected partitions, wait until no worker has one of them any more, and publish them."""
     table.existing_spec()
-    progress = options.progress
+    progress, stop = options.progress, options.stop or Stop()
     choice = options.host if options.source == "landing" else None
-    plan = reprocess(table, choice, selected, dry=options.dry, progress=progress)
+    plan = reprocess(table, choice, options.selected, dry=options.dry, progress=progress)
     if plan.work is None:
         return ReprocessResult(plan)
     drain_options = DrainOptions(
         host="spark" if options.host == "spark" and not options.workers else "local",
         workers=options.workers or 1,
         engine=options.engine,
-        stop=options.stop,
+        stop=stop,
         progress=Countdown("writing partitions", progress),
     )
     results: list[PartitionResult] = []
     while True:
         if options.workers == 0:
-            if not (left := plan.left(table)) or options.stop.wait(OTHERS_SECONDS):
+            if not (left := plan.left(table)) or stop.wait(OTHERS_SECONDS):
                 break
             continue
-        drain_queues(table, drain_options, results.append)
+        results += drain_queues(table, drain_options)
         left = plan.left(table)
         stats = table.queue_stats()
-        if not left or not stats.visible + stats.leased or options.stop.wait(1.0):
+        if not left or not stats.visible + stats.leased or stop.wait(1.0):
             break
     progress("publishing")
     published = publish(table, also=plan.heads)

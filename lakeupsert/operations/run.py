@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lakeupsert.engine.by_name import EngineName, HostChoice, choose_host
+from lakeupsert.engine.by_name import EngineName, choose_host
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError
 from lakeupsert.operations.plan.habits import Night, last_nights, learn_append_part
 from lakeupsert.operations.plan.merges import Prediction, predict_merges
@@ -21,46 +21,38 @@ from lakeupsert.operations.vacuum import vacuum
 from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.commit import AppendResult
 from lakeupsert.pipeline.dedupe import PartitionResult
-from lakeupsert.pipeline.discover import read_heads
+from lakeupsert.pipeline.discover import AppendOptions, BatchOptions, read_heads
 from lakeupsert.pipeline.drain_queues import DrainOptions, drain_queues
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.progress import Countdown, NightProgress
-from lakeupsert.table.ledger import ChosenHost, Scope
+from lakeupsert.table.ledger import ChosenHost
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """How a night runs.
+class RunOptions(BatchOptions):
+    """How a night runs. With ``host`` auto, the landing bytes that it has to merge decide where; the result says why.
 
     Attributes:
-        host: where the night runs; ``auto`` decides by the landing bytes that it has to merge.
-        batch_id, full, may_shrink: for `append`.
         workers: processes of this machine that merge; None: Spark's tasks if the night runs there, otherwise
             ``local_workers`` processes.
-        calls_at_once: how many calls in this process share its memory, with this one.
-        engine, stop: for `dedupe`.
+        calls_at_once: how many calls run in threads of this process; each takes its share of the memory.
+        engine: as for `dedupe`.
         max_bytes, max_cost: refuse a run whose plan is above these, before it writes anything; None is no limit.
-        prices: a file of prices for the plan; None for the shipped ones.
-        warn: takes the warnings of an append that commits no batch.
+        prices: a file of prices for the plan, like `lakeupsert/operations/prices.toml`, which is the default.
+        stop: once set, the merges that run are finished, and no others are begun.
     """
 
-    host: HostChoice
-    workers: int | None
-    local_workers: int
-    calls_at_once: int
-    engine: EngineName | None
-    batch_id: str | None
-    full: Scope | None
-    may_shrink: bool
-    max_bytes: int | None
-    max_cost: float | None
-    prices: str | Path | None
-    stop: Stop
-    progress: Callable[[str], None]
-    warn: Callable[[str], None]
+    workers: int | None = None
+    local_workers: int = 1
+    calls_at_once: int = 1
+    engine: EngineName | None = None
+    max_bytes: int | None = None
+    max_cost: float | None = None
+    prices: str | Path | None = None
+    stop: Stop | None = None
 
     @property
     def is_limited(self) -> bool:
@@ -105,15 +97,15 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
     night = NightProgress(progress, learn_append_part(nights))
     appended, refused = None, None
     try:
-        appended = append(
-            table,
-            options.host,
+        of_batch = AppendOptions(
+            host=options.host,
             batch_id=options.batch_id,
             full=options.full,
             may_shrink=options.may_shrink,
             progress=night.append,
             warn=options.warn,
         )
+        appended = append(table, of_batch)
     except (ConfigurationError, RefusedError) as e:
         refused = e  # what was committed before is finished all the same
     host = _merge_host(table, options, appended)
@@ -142,8 +134,7 @@ def merge_and_publish(
     table: OpenTable, options: DrainOptions, progress: Callable[[str], None]
 ) -> tuple[list[PartitionResult], PublishResult]:
     """The steps of a night behind its append."""
-    merged: list[PartitionResult] = []
-    drain_queues(table, options, merged.append)
+    merged = drain_queues(table, options)
     progress("publishing")
     published = publish(table)
     if not table.settings.retention:

@@ -9,15 +9,13 @@ Repeat    safe: a landing file counts once, by path and content; a crash before 
       '-- a file failed: go on without it-'              '-- race lost: discard and begin again, or take the next number
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date
 from functools import partial
 
 from lakeupsert.engine.batch import AppendJob, quarantine_unreadable
-from lakeupsert.engine.by_name import HostChoice, choose_host, host_by_name
+from lakeupsert.engine.by_name import choose_host, host_by_name
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.reports import FileFailed, FileRead, Refused, Report, Written, touched_by
 from lakeupsert.engine.settle import count_keys_in_several_partitions
@@ -29,7 +27,7 @@ from lakeupsert.landing.formats.positions import noted_positions
 from lakeupsert.landing.origins import Origins, all_origins
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
-from lakeupsert.pipeline.discover import Ground, Request, contents_of, discover, refuse_all_skipped
+from lakeupsert.pipeline.discover import AppendOptions, Ground, contents_of, discover, refuse_all_skipped
 from lakeupsert.pipeline.event_order import (
     hollow_deletes,
     incomplete_creates,
@@ -59,11 +57,9 @@ from lakeupsert.pipeline.next_spec import (
 from lakeupsert.pipeline.open_columns import waiting_columns
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.quarantine_limit import refuse_above_limit, refuse_new_versions, refuse_truncate
-from lakeupsert.table.chain import LOST, Lost, until_won
-from lakeupsert.table.ledger import ChosenHost, LandingFile, LedgerEntry, QuarantineFile, Scope
+from lakeupsert.table.chain import LOST, Link, Lost, until_won
+from lakeupsert.table.ledger import ChosenHost, LandingFile, LedgerEntry, QuarantineFile
 from lakeupsert.table.spec import LANDING_FOLDERS, REPLACING_EXTRACTS
-
-log = logging.getLogger(__name__)
 
 COMPARED_BYTES = 8 << 20
 """Up to this many landing bytes, every key of a batch is checked for records in several partitions; of a larger batch a sample
@@ -112,6 +108,7 @@ class _Plan:
     """The row work of an attempt.
 
     Attributes:
+        chosen, host: where it is done.
         surveys: those that the spec was planned with.
         unreadable: files that can't be read, with the reason; each becomes one quarantined row.
         damaged: those of them whose etag says nothing. Every night reads them again, until they are whole.
@@ -119,6 +116,8 @@ class _Plan:
         unfit: why the settings refuse the types that the files show. The spec has others: maybe only refused rows show these.
     """
 
+    chosen: ChosenHost
+    host: Host
     job: AppendJob
     surveys: tuple[Survey, ...]
     unreadable: dict[str, str]
@@ -127,145 +126,152 @@ class _Plan:
     unfit: ConfigurationError | None
 
 
-def append(  # the options of `Table.append`, one by one
-    table: OpenTable,
-    host: HostChoice,
-    *,
-    batch_id: str | None = None,
-    received: tuple[date | None, date | None] = (None, None),
-    again: bool = False,
-    full: Scope | None = None,
-    may_shrink: bool = False,
-    progress: Callable[[str], None] = lambda text: None,
-    warn: Callable[[str], None] = log.warning,
-) -> AppendResult | None:
+@dataclass(frozen=True)
+class _RowWork:
+    """The row work of an attempt after it was done; nothing of it is committed."""
+
+    plan: _Plan
+    reports: Sequence[Report]
+
+    @property
+    def appended(self) -> set[str]:
+        """The names of the appended files."""
+        return {f.name for r in self.reports if isinstance(r, Written) for f in r.files}
+
+    @property
+    def files(self) -> set[str]:
+        """The names of all files that it wrote."""
+        return self.appended | {r.file.name for r in self.reports if isinstance(r, Refused)}
+
+    @property
+    def read(self) -> list[FileRead]:
+        """A report for each file that was read, in the order of the landing files."""
+        places = {file.path: place for place, file in enumerate(self.plan.job.inputs)}
+        return sorted((r for r in self.reports if isinstance(r, FileRead)), key=lambda r: places[r.path])
+
+
+def append(table: OpenTable, options: AppendOptions) -> AppendResult | None:
     """Commit one batch of all new landing files; None if there is none.
 
-    Args:
-        host: where landing files are read; ``auto`` decides by their bytes.
-        batch_id: the client's name for the batch; with it a repeated call is recognised even before files are compared.
-        received: first and last date (inclusive) of the landing folders to take, if `landing_dates` is set.
-        again: take only landing files whose batches were all withdrawn by a restore.
-        full: the batch is a full extract of the whole table, or of the partitions that its rows are in. Keys that it lacks
-            are deleted there.
-        may_shrink: a full extract may have far fewer rows than are stored.
-        warn: called with each warning if no batch is committed; the warnings of a batch are in the result.
     Raises:
         RefusedError: more rows were refused than `quarantine_limit` allows, or the landing zone has files and all of them are
             skipped. Nothing is committed; the landing zone is untouched.
         ConfigurationError: the batch id belongs to other files; the landing zone is missing.
         TryAgainError: lost races, or a store that does not answer. Nothing is lost; the next call finds what was committed.
     """
-    request = Request(batch_id, received, again, full, may_shrink)
-    if full:
+    if options.full:
         refuse_full_extract(table)
-    attempt = partial(_attempt, table, host, request, _FileNotes(), progress, warn)
-    return until_won(table.store.uri(), attempt)
+    return until_won(table.store.uri(), partial(_attempt, table, options, _FileNotes()))
 
 
-def _attempt(
-    table: OpenTable,
-    choice: HostChoice,
-    request: Request,
-    notes: _FileNotes,
-    progress: Callable[[str], None],
-    warn: Callable[[str], None],
-) -> AppendResult | Lost | None:
-    ground = discover(table, request, frozenset(notes.changed))
+def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes) -> AppendResult | Lost | None:
+    ground = discover(table, options, frozenset(notes.changed))
     refuse_all_skipped(table, ground)
     if not ground.inputs:
-        lacking = without_operations(table, ground.entries)
-        no_extract = [NO_EXTRACT] if request.full else []
-        misplaced = misplaced_events(table, ground.spec) if ground.spec else []
-        for warning in (*ground.warnings, *notes.warnings, *no_extract, *lacking, *misplaced):
-            warn(warning)
+        for warning in _warnings_without_files(table, options, ground, notes):
+            options.warn(warning)
         return None
-    if request.full:
+    if options.full:
         refuse_part_of_extract(table, ground, notes.changed)
-        if request.again:
+        if options.again:
             refuse_other_than_one_batch(ground)
-    elif request.again:
+    elif options.again:
         refuse_extract_again(ground)
-    chosen = choose_host(choice, ground.night_bytes)
-    host = host_by_name(chosen.name)
-    plan = _plan(table, host, request, ground, notes, progress)
+    plan = _plan(table, options, ground, notes)
     if isinstance(plan, Lost):
         return plan
     if plan is None:
-        warn(
+        options.warn(
             f"table {table.name!r} is not created yet: its {count(len(ground.inputs), 'landing file')} have no row of it, only "
             "headers, messages without a row (heartbeats, for example) or rows of other tables (`only`). The next run reads them "
             "again."
         )
         return None
-    progress(f"reading, splitting and writing the rows of {count(len(plan.job.inputs), 'landing file')}")
-    reports = [*host.run(plan.job, progress), *quarantine_unreadable(plan.job, plan.unreadable)]
-    written = {f.name for r in reports if isinstance(r, Written) for f in r.files}
-    files = written | {r.file.name for r in reports if isinstance(r, Refused)}
+    options.progress(f"reading, splitting and writing the rows of {count(len(plan.job.inputs), 'landing file')}")
+    reports = [*plan.host.run(plan.job, options.progress), *quarantine_unreadable(plan.job, plan.unreadable)]
+    work = _RowWork(plan, reports)
     try:
-        if _note_failures(table, ground, plan, reports, notes) or _note_refused(
-            table, host, ground, plan, reports, notes
-        ):
-            table.discard(files)
+        if _note_failures(table, ground, work, notes) or _note_refused(table, ground, work, notes):
+            table.discard(work.files)
             return LOST
     except ConfigurationError:
-        table.discard(files)
+        table.discard(work.files)
         raise
-    places = {file.path: place for place, file in enumerate(ground.inputs)}
-    read = sorted((r for r in reports if isinstance(r, FileRead)), key=lambda r: places[r.path])
-    origins = all_origins(r.origins for r in read)
-    try:
-        refuse_truncate(table, ground, reports)
-        refuse_new_versions(table, ground, origins, request)
-        refuse_misplaced(table, plan.job.spec, reports)
-        entry = _entry(table, ground, plan, reports, origins, chosen)
-        refuse_above_limit(table, ground, entry, examples_of(reports))
-        if request.full:
-            entry = full_extract_entry(table, plan.job.spec, ground, request, entry, reports)
-        link = commit_batch(table, host, ground, plan.job, entry, files, progress)
-    except RefusedError:
-        table.discard(written)  # the refused rows stay: somebody has to look at them
-        raise
+    origins = all_origins(r.origins for r in work.read)
+    link = _commit(table, options, ground, work, origins)
     if isinstance(link, Lost):
         return link
-    unsent = send_messages(table, link)  # not within the try above: an error must not delete files that are committed
-    before = table.headers(link.number - 1)
-    snapshots = {one for r in reports if isinstance(r, FileRead) for one in r.snapshots}
+    unsent = send_messages(table, link)  # behind the commit: an error must not delete files that are committed
     warnings = (
         *unsent,
-        *chosen.warnings,
+        *plan.chosen.warnings,
         *ground.warnings,
         *plan.warnings,
-        *without_operations(table, [*before, link.body]),
-        *waiting_columns(sorted({n for r in reports if isinstance(r, FileRead) for n in r.waiting})),
-        *under_old_names(table, ((r.path, r.renamed) for r in reports if isinstance(r, FileRead))),
+        *_warnings_of(table, work, link, origins, notes),
+    )
+    in_several = count_keys_in_several_partitions(plan.job, reports)
+    return AppendResult(link.number, link.body, warnings, in_several, examples_of(reports))
+
+
+def _warnings_without_files(
+    table: OpenTable, options: AppendOptions, ground: Ground, notes: _FileNotes
+) -> tuple[str, ...]:
+    return (
+        *ground.warnings,
         *notes.warnings,
-        *misplaced_events(table, plan.job.spec),
-        *hollow_deletes(table, plan.job.spec, [link.body]),
+        *([NO_EXTRACT] if options.full else []),
+        *without_operations(table, ground.entries),
+        *(misplaced_events(table, ground.spec) if ground.spec else []),
+    )
+
+
+def _warnings_of(
+    table: OpenTable, work: _RowWork, link: Link[LedgerEntry], origins: Origins, notes: _FileNotes
+) -> tuple[str, ...]:
+    """The warnings about the rows of a batch."""
+    spec, before = work.plan.job.spec, table.headers(link.number - 1)
+    snapshots = {one for r in work.read for one in r.snapshots}
+    return (
+        *without_operations(table, [*before, link.body]),
+        *waiting_columns(sorted({n for r in work.read for n in r.waiting})),
+        *under_old_names(table, ((r.path, r.renamed) for r in work.reports if isinstance(r, FileRead))),
+        *notes.warnings,
+        *misplaced_events(table, spec),
+        *hollow_deletes(table, spec, [link.body]),
         *no_own_rows(table, link.body),
         *several_tables(table, origins),
         *incomplete_creates([link.body]),
         *contrary_rows(table, [link.body]),
-        *misplaced_snapshots(table, plan.job.spec, link.body, before, incremental="incremental" in snapshots),
-    )
-    return AppendResult(
-        link.number, link.body, warnings, count_keys_in_several_partitions(plan.job, reports), examples_of(reports)
+        *misplaced_snapshots(table, spec, link.body, before, incremental="incremental" in snapshots),
     )
 
 
-def _plan(
-    table: OpenTable,
-    host: Host,
-    request: Request,
-    ground: Ground,
-    notes: _FileNotes,
-    progress: Callable[[str], None],
-) -> _Plan | Lost | None:
+def _commit(
+    table: OpenTable, options: AppendOptions, ground: Ground, work: _RowWork, origins: Origins
+) -> Link[LedgerEntry] | Lost:
+    """Check the batch as a whole, and commit it. Raises RefusedError if a check fails; its appended files are deleted then."""
+    plan, reports = work.plan, work.reports
+    try:
+        refuse_truncate(table, ground, reports)
+        refuse_new_versions(table, ground, origins, options)
+        refuse_misplaced(table, plan.job.spec, reports)
+        entry = _entry(table, ground, work, origins)
+        refuse_above_limit(table, ground, entry, examples_of(reports))
+        if options.full:
+            entry = full_extract_entry(table, plan.job.spec, ground, options, entry, reports)
+        return commit_batch(table, plan.host, ground, plan.job, entry, work.files, options.progress)
+    except RefusedError:
+        table.discard(work.appended)  # the refused rows stay: somebody has to look at them
+        raise
+
+
+def _plan(table: OpenTable, options: AppendOptions, ground: Ground, notes: _FileNotes) -> _Plan | Lost | None:
     """Survey the landing files and plan the spec; `LOST` if a file turned out not to fit. None if a new table gets no row."""
-    reasons = notes.unreadable
+    chosen, reasons = choose_host(options.host, ground.night_bytes), notes.unreadable
+    host = host_by_name(chosen.name)
     unreadable = {i.path: reasons[i.path, i.etag] for i in ground.inputs if (i.path, i.etag) in reasons}
     readable = [i for i in ground.inputs if i.path not in unreadable]
-    surveys = _survey(table, host, ground, readable, notes, progress)
+    surveys = _survey(table, host, ground, readable, notes, options.progress)
     failed = [
         FileFailed(s.path, s.changed, s.unreadable or "", damaged=s.damaged)
         for s in surveys
@@ -298,7 +304,7 @@ def _plan(
             raise
         unfit = e
         spec, warnings = plan_spec(table, ground.spec, planned, fitted=True)
-    if request.full and table.settings.full_extract == "replace":
+    if options.full and table.settings.full_extract == "replace":
         spec = spec.requiring(REPLACING_EXTRACTS)  # who does not know these would compare what they replace
     if any(folder_values(i.path, table.reading) for i in readable):
         spec = spec.requiring(LANDING_FOLDERS)  # who does not know these would read landing files without such values
@@ -307,11 +313,12 @@ def _plan(
     job = replace(
         batch_job(table, ground, spec),
         inputs=tuple(replace(i, row_groups=groups.get(i.path), surveyed=i.path in surveyed) for i in readable),
-        full=request.full is not None,
+        full=options.full is not None,
         inferred=spec is not ground.spec and not all(s.typed for s in planned),
         compared=min(1.0, COMPARED_BYTES / max(1, sum(i.size for i in readable))),
     )
-    return _Plan(job, planned, unreadable, frozenset(notes.damaged & unreadable.keys()), tuple(warnings), unfit)
+    damaged = frozenset(notes.damaged & unreadable.keys())
+    return _Plan(chosen, host, job, planned, unreadable, damaged, tuple(warnings), unfit)
 
 
 def _survey(
@@ -334,8 +341,9 @@ def _survey(
     return host.survey(table.landing, surveyed, reading, schema, table.declaration.text_columns)
 
 
-def _note_failures(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Report], notes: _FileNotes) -> bool:
+def _note_failures(table: OpenTable, ground: Ground, work: _RowWork, notes: _FileNotes) -> bool:
     """Add what the row work found out about files to ``notes``; whether it found anything."""
+    plan, reports = work.plan, work.reports
     failed = [r for r in reports if isinstance(r, FileFailed)]
     if failed:
         notes.add(failed, ground.inputs)
@@ -346,14 +354,12 @@ def _note_failures(table: OpenTable, ground: Ground, plan: _Plan, reports: Seque
     return bool(fruitless)
 
 
-def _note_refused(
-    table: OpenTable, host: Host, ground: Ground, plan: _Plan, reports: Sequence[Report], notes: _FileNotes
-) -> bool:
+def _note_refused(table: OpenTable, ground: Ground, work: _RowWork, notes: _FileNotes) -> bool:
     """Add rows that were refused to ``notes``; whether the spec would be another one without the types that their values show.
 
     Raises ConfigurationError if accepted rows, too, show types that the settings refuse, or if no row is accepted.
     """
-    read = [r for r in reports if isinstance(r, FileRead)]
+    plan, read = work.plan, [r for r in work.reports if isinstance(r, FileRead)]
     found = {r.path: r.refused for r in read if set(r.refused) - {*notes.refused.get(r.path, ())}}
     if not found or not any(r.accepted for r in read):
         if plan.unfit is not None:
@@ -363,7 +369,7 @@ def _note_refused(
         notes.refused[path] = tuple(sorted({*places, *notes.refused.get(path, ())}))
     again = [replace(i, refused=notes.refused[i.path]) for i in plan.job.inputs if i.path in found and i.surveyed]
     known = ground.spec.schema if ground.spec else None
-    found_now = host.survey(table.landing, again, table.reading, known, table.declaration.text_columns)
+    found_now = plan.host.survey(table.landing, again, table.reading, known, table.declaration.text_columns)
     surveys = {s.path: s for s in found_now}
     try:
         planned = [surveys.get(s.path, s) for s in plan.surveys]
@@ -372,10 +378,8 @@ def _note_refused(
         return True  # the next attempt plans so, too
 
 
-def _entry(
-    table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Report], origins: Origins, chosen: ChosenHost
-) -> LedgerEntry:
-    job = plan.job
+def _entry(table: OpenTable, ground: Ground, work: _RowWork, origins: Origins) -> LedgerEntry:
+    plan, reports, job = work.plan, work.reports, work.plan.job
     rows: Counter[str] = Counter()
     hashes: dict[str, str] = {}
     reasons: Counter[str] = Counter()
@@ -428,6 +432,6 @@ def _entry(
         positions=tuple(sorted(noted_positions(positions))),
         skipped=dict(sorted(skipped.items())),
         versions=dict(sorted(origins.versions.items())) if job.reading.envelope == "singer" else None,
-        host=chosen,
+        host=plan.chosen,
         operations=operations if rows.total() and job.spec.delete and job.spec.delete.operation else None,
     )

@@ -6,6 +6,7 @@ Repeat    safe
 """
 
 import json
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from lakeupsert import clock
+from lakeupsert.engine.by_name import HostChoice
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import content_hash
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
@@ -35,6 +37,8 @@ from lakeupsert.table.ledger import (
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
+log = logging.getLogger(__name__)
+
 _IGNORED_STARTS = ("_", ".")
 _IGNORED_ENDS = (
     ".tmp",
@@ -44,28 +48,45 @@ _IGNORED_ENDS = (
 )  # the last: Hadoop's marker of a folder on S3, as EMR writes it
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the caller of `append` asks for.
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """How a batch of landing files is made.
 
     Attributes:
-        batch_id: the client's name for the batch; None: a new one.
-        received: first and last date (inclusive) of the landing folders to take.
-        again: take only landing files whose batches were all withdrawn by a restore.
-        full: the batch is a full extract of the whole table, or of the partitions that its rows are in.
-        may_shrink: a full extract may have far fewer rows than are stored.
+        host: where landing files are read; ``auto``: in this process, or in Spark if they have many bytes.
+        batch_id: your name for the batch. A repeated call with it is recognised before files are compared; None: a new name.
+        full: the batch is a full extract: it deletes the keys that it lacks, in the whole ``table`` or in the ``partitions``
+            of its rows.
+        may_shrink: accept a full extract that would delete 40 %.
+        warn: takes the warnings of a call that commits no batch.
     """
 
+    host: HostChoice = "auto"
     batch_id: str | None = None
-    received: tuple[date | None, date | None] = (None, None)
-    again: bool = False
     full: Scope | None = None
     may_shrink: bool = False
+    progress: Callable[[str], None] = lambda text: None
+    warn: Callable[[str], None] = log.warning
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppendOptions(BatchOptions):
+    """Which landing files become a batch.
+
+    Attributes:
+        received: first and last date (inclusive) of the landing folders to take, if `landing_dates` is set.
+        again: take only landing files whose batches were all withdrawn by a restore.
+        replay_quarantine: commit the quarantined rows that pass now, instead of landing files (always in this process).
+    """
+
+    received: tuple[date | None, date | None] = (None, None)
+    again: bool = False
+    replay_quarantine: bool = False
 
 
 CLOCKS_APART = timedelta(minutes=5)
 """A greater difference between the clocks of this machine and the store is worth a warning."""
-ALL_NEW = Request()
+ALL_NEW = AppendOptions()
 """All new landing files."""
 
 
@@ -176,15 +197,15 @@ def _clock_ahead(table: OpenTable) -> int:
     return ahead // timedelta(microseconds=1) if abs(ahead) > CLOCKS_APART else 0
 
 
-def discover(table: OpenTable, request: Request = ALL_NEW, excluded: Collection[str] = ()) -> Ground:
+def discover(table: OpenTable, options: AppendOptions = ALL_NEW, excluded: Collection[str] = ()) -> Ground:
     """The heads, and every landing file that no batch took; ``excluded`` are paths to leave out.
 
     Raises ConfigurationError if the batch id belongs to other files, if the landing zone is missing, or if the processed
     zone holds Parquet files but no table.
     """
-    ground = read_heads(table, request.batch_id)
+    ground = read_heads(table, options.batch_id)
     entries, known, withdrawn = ground.entries, taken_files_by_path(ground.entries), None
-    if request.again:
+    if options.again:
         count = active_batches(enumerate(entries))
         known = taken_files_by_path(entry for number, entry in enumerate(entries) if number in count)
         withdrawn = taken_files_by_path(entry for number, entry in enumerate(entries) if number not in count)
@@ -192,14 +213,14 @@ def discover(table: OpenTable, request: Request = ALL_NEW, excluded: Collection[
         _refuse_unadopted(table)
     candidates = None if withdrawn is None else withdrawn.keys()
     listing = _list_landing(
-        table, request, known, lambda path: path not in excluded and (candidates is None or path in candidates)
+        table, options, known, lambda path: path not in excluded and (candidates is None or path in candidates)
     )
     inputs, seen = _new_files(table, listing.files, known, seen_files_by_path(entries))
-    same_id = next((e for e in entries if e.kind == "batch" and e.batch_id == request.batch_id), None)
+    same_id = next((e for e in entries if e.kind == "batch" and e.batch_id == options.batch_id), None)
     if same_id is not None and inputs:
         raise ConfigurationError(
             "batch-id-taken",
-            f"Batch id {request.batch_id!r} was used for {len(same_id.files)} other files; {inputs[0].path} is not one of "
+            f"Batch id {options.batch_id!r} was used for {len(same_id.files)} other files; {inputs[0].path} is not one of "
             "them. Nothing was committed.",
             next="give the new files another --batch-id, or none",
         )
@@ -311,7 +332,7 @@ class _Listing:
 
 
 def _list_landing(
-    table: OpenTable, request: Request, known: Mapping[str, list[SeenFile]], is_candidate: Callable[[str], bool]
+    table: OpenTable, options: AppendOptions, known: Mapping[str, list[SeenFile]], is_candidate: Callable[[str], bool]
 ) -> _Listing:
     landing = open_landing(table.settings.landing)
     if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
@@ -321,7 +342,7 @@ def _list_landing(
             next=f"create it, or correct `landing` in [tables.{table.name}]",
         )
     pattern, format_ = table.settings.landing_dates, table.settings.format
-    first, last = request.received
+    first, last = options.received
     files: list[ObjectInfo] = []
     undated: list[str] = []
     folders: set[str] = set()

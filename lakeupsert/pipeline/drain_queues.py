@@ -7,19 +7,18 @@ Repeat    safe
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.by_name import EngineName, HostName, arrow_on_spark, spark_engine
-from lakeupsert.engine.merge import Engine
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.pipeline.dedupe import PartitionResult
 from lakeupsert.pipeline.memory_limit import limit_bytes
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
-from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.stop import Stop, WorkerOptions
 from lakeupsert.pipeline.worker import LEASE_SECONDS, drain, drain_received
 from lakeupsert.pipeline.worker_pool import PROCESS_BYTES, drain_in_processes
 from lakeupsert.queue import AzureQueue, SqsQueue
@@ -32,29 +31,23 @@ minutes later. Shorter: the function is killed while it publishes (harmless, but
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrainOptions:
-    """Who works on the queues, and until when.
+class DrainOptions(WorkerOptions):
+    """Who works on the queues.
 
     Attributes:
         host: where engine arrow runs: in ``workers`` processes of this machine, or in Spark tasks.
+        workers: more than one means processes; a script that asks for them needs the usual `if __name__ == "__main__":`.
         calls_at_once: how many calls in this process share its memory, with this one.
         engine: None for the one of the settings.
-        until_empty: return when the queue is empty; otherwise wait for messages until ``stop`` or ``max_seconds``.
-        both_queues: if the table has a queue for large partitions, Spark drains it after the other one.
-        progress: called with the number of messages that are left.
-        alive: called every few seconds.
+        both_queues: if the table has a queue for large partitions, Spark drains it after the other one. Without it (or without
+            ``until_empty``) engine spark drains only the queue of large partitions, and engine arrow only the other.
     """
 
     host: HostName = "local"
     workers: int = 1
     calls_at_once: int = 1
     engine: EngineName | None = None
-    until_empty: bool = True
     both_queues: bool = True
-    max_seconds: float | None = None
-    stop: Stop = field(default_factory=Stop)
-    progress: Callable[[int], None] | None = None
-    alive: Callable[[], object] = lambda: None
 
 
 @dataclass
@@ -69,58 +62,34 @@ class _Watch:
         self.collect(result)
 
 
-def drain_queues(table: OpenTable, options: DrainOptions, collect: Callable[[PartitionResult], object]) -> None:
+def drain_queues(table: OpenTable, options: DrainOptions) -> list[PartitionResult]:
     """Merge the partitions that the queues name. If the table does not exist yet, wait for it as for messages.
 
-    Of a table with two queues, a worker that waits for messages (and one without ``both_queues``) drains one: engine spark
-    that of large partitions, engine arrow the other. ``collect`` takes each result as soon as it is known.
+    Returns the results, or nothing if ``options.collect`` takes them.
     """
-    begun = clock.elapsed()
-    limit = options.max_seconds
+    begun, limit, stop = clock.elapsed(), options.max_seconds, options.stop or Stop()
+    results: list[PartitionResult] = []
     while table.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
         options.alive()
-        if options.until_empty or (limit is not None and clock.elapsed() - begun >= limit) or options.stop.wait(1.0):
-            return
+        if options.until_empty or (limit is not None and clock.elapsed() - begun >= limit) or stop.wait(1.0):
+            return results
     if limit is not None:
         options = replace(options, max_seconds=max(0.0, limit - (clock.elapsed() - begun)))
     both = options.until_empty and options.both_queues
     large = table.at_large_queue() if table.large_queue is not None else None
-    watch = _Watch(collect)
+    watch = _Watch(options.collect or results.append)
+    options = replace(options, collect=watch)
     memory = limit_bytes() // options.calls_at_once
     if (options.engine or table.settings.engine) == "spark":
-        _drain_by(spark_engine(memory), table if both or large is None else large, options, watch)
+        drain(table if both or large is None else large, spark_engine(memory), options)
     elif options.host == "spark":
-        _drain_by(arrow_on_spark(memory), table, options, watch)
+        drain(table, arrow_on_spark(memory), options)
     else:
-        drain_in_processes(
-            table,
-            options.workers,
-            watch,
-            memory=memory,
-            until_empty=options.until_empty,
-            stop=options.stop,
-            max_seconds=options.max_seconds,
-            progress=options.progress,
-            alive=options.alive,
-        )
+        drain_in_processes(table, options.workers, options, memory=memory)
     # Spark takes seconds to start; a queue's server may count what was just sent a minute later.
     if both and large is not None and (watch.left_to_spark or large.queue.stats().visible):
-        _drain_by(spark_engine(memory), large, options, collect)
-
-
-def _drain_by(
-    engine: Engine, table: OpenTable, options: DrainOptions, collect: Callable[[PartitionResult], object]
-) -> None:
-    drain(
-        table,
-        engine,
-        until_empty=options.until_empty,
-        stop=options.stop,
-        collect=collect,
-        max_seconds=options.max_seconds,
-        progress=options.progress,
-        alive=options.alive,
-    )
+        drain(large, spark_engine(memory), options)
+    return results
 
 
 def merge_received(

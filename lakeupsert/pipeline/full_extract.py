@@ -15,7 +15,7 @@ import msgspec
 from lakeupsert.engine.reports import Report, Written
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.discover import Ground, Request
+from lakeupsert.pipeline.discover import AppendOptions, Ground
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.floor import greatest_floor, rank_floors
 from lakeupsert.table.layout import partition_name, partition_texts
@@ -110,24 +110,29 @@ def refuse_other_than_one_batch(ground: Ground) -> None:
 
 
 def full_extract_entry(
-    table: OpenTable, spec: TableSpec, ground: Ground, request: Request, entry: LedgerEntry, reports: Sequence[Report]
+    table: OpenTable,
+    spec: TableSpec,
+    ground: Ground,
+    options: AppendOptions,
+    entry: LedgerEntry,
+    reports: Sequence[Report],
 ) -> LedgerEntry:
     """``entry`` as a full extract, which touches every partition in its scope. Raises RefusedError if it may be incomplete."""
-    assert request.full is not None, "the batch is a full extract"
+    assert options.full is not None, "the batch is a full extract"
     _refuse_quarantined(table, entry)
     snapshot = table.last_snapshot()  # another process may have published while the rows were read
     shown = snapshot.body if snapshot else None
     last = ground.head.number if ground.head else -1
-    scope = partitions_in_scope(table, spec, request.full, entry.touched, shown, last)
+    scope = partitions_in_scope(table, spec, options.full, entry.touched, shown, last)
     touched = {partition: entry.touched.get(partition, NOTHING) for partition in sorted(scope)}
     written = [r for r in reports if isinstance(r, Written)]
-    _refuse_shrinking(table, request, touched.keys(), sum(r.live for r in written), shown)
+    _refuse_shrinking(table, options, touched.keys(), sum(r.live for r in written), shown)
     orders = [r.order for r in written if r.order]
     order = greatest_floor(orders, spec.tombstone_schema.empty_table(), spec)
     assert order is not None, "it has rows"
-    hashed = request.full == "partitions" and bool(spec.hash_columns)
+    hashed = options.full == "partitions" and bool(spec.hash_columns)
     full = FullExtract(
-        scope=request.full,
+        scope=options.full,
         order=order,
         replaces=table.settings.full_extract == "replace",
         within=tuple(sorted({_without_hashes(spec, partition) for partition in touched})) if hashed else (),
@@ -221,10 +226,10 @@ def _within(table: OpenTable, spec: TableSpec, number: int, full: FullExtract) -
 
 
 def _refuse_shrinking(
-    table: OpenTable, request: Request, partitions: Collection[str], rows: int, shown: Snapshot | None
+    table: OpenTable, options: AppendOptions, partitions: Collection[str], rows: int, shown: Snapshot | None
 ) -> None:
     stored = sum(shown.partitions[p].rows for p in partitions if p in shown.partitions) if shown else 0
-    if rows < (1 - MOST_SHRINKING) * stored and not request.may_shrink:
+    if rows < (1 - MOST_SHRINKING) * stored and not options.may_shrink:
         raise RefusedError(
             "full-extract-shrinks",
             f"Full extract for table {table.name!r}: {rows:,} rows for {len(partitions)} partitions, which hold {stored:,}: "

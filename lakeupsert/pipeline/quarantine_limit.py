@@ -13,7 +13,7 @@ from lakeupsert.errors import RefusedError
 from lakeupsert.landing.formats.envelopes import NEW_TABLE
 from lakeupsert.landing.origins import UNKNOWN_VERSION, Origins
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.discover import Ground, Request
+from lakeupsert.pipeline.discover import AppendOptions, Ground
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.ledger import LedgerEntry, active_batches
 
@@ -58,7 +58,7 @@ def refuse_truncate(table: OpenTable, ground: Ground, reports: Iterable[Report])
     raise truncated(table, refused[0].examples["truncate"], f" The batch has {count(times, 'truncate')}.", first)
 
 
-def refuse_new_versions(table: OpenTable, ground: Ground, origins: Origins, request: Request) -> None:
+def refuse_new_versions(table: OpenTable, ground: Ground, origins: Origins, options: AppendOptions) -> None:
     """Raise RefusedError if a message removes rows, in the batch or stored: ACTIVATE_VERSION of Singer those of lower versions, a
     control record of AWS DMS all before it.
 
@@ -71,7 +71,7 @@ def refuse_new_versions(table: OpenTable, ground: Ground, origins: Origins, requ
         here = origins.versions.get(stream, version)
         stored = min((_lowest_version(entry, stream, version) for entry in counted), default=version)
         is_split = any(entry.versions and entry.versions.get(stream, UNKNOWN_VERSION) >= version for entry in counted)
-        is_taken = (request.may_shrink or not is_split) if request.full == "table" else stored >= version
+        is_taken = (options.may_shrink or not is_split) if options.full == "table" else stored >= version
         if here >= version and is_taken:
             continue
         what, whole = f"begins version {version} (ACTIVATE_VERSION)", f"all rows of version {version}"

@@ -28,7 +28,7 @@ from lakeupsert.events import Failure
 from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions, dedupe_unit, failed
 from lakeupsert.pipeline.messages import pending_messages
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.stop import Stop, WorkerOptions
 from lakeupsert.queue import Lease, Message
 from lakeupsert.queue.base import ALONE_FROM
 from lakeupsert.table.chain import Link
@@ -58,37 +58,30 @@ UNANSWERED = "every worker that tried to merge it crashed or lost its storage."
 _EARLIER_UNANSWERED = "no worker that began to merge it came to the end: killed, out of memory, or the store was away."
 
 
-def drain(  # many parameters: each is an option of a command
+def drain(
     table: OpenTable,
     engine: Engine,
+    options: WorkerOptions,
     *,
-    until_empty: bool,
-    stop: Stop,
-    collect: Callable[[PartitionResult], object] = lambda result: None,
     most_messages: int | None = None,
-    max_seconds: float | None = None,
     lease_seconds: float = LEASE_SECONDS,
-    progress: Callable[[int], None] | None = None,
-    alive: Callable[[], object] = lambda: None,
 ) -> None:
-    """Work on the queue's messages until none is visible (``until_empty``), ``stop`` is set, or time is up.
+    """Work on the queue's messages until none is visible, ``stop`` is set, or time is up.
 
     A partition that fails goes back to the queue. At its last receive it is marked failed and its message is buried; so is one
     whose workers never answered. TryAgainError (the store, the disk) returns the messages and ends the work.
 
-    Args:
-        collect: takes each result as soon as its message is answered; no result is kept here.
-        most_messages: it also ends when more messages are visible, which may be the units of one partition.
-        max_seconds: nothing is started that would pass this, if it took as long as the longest call so far.
-        progress: is called with the number of messages left.
-        alive: is called every few seconds, also in another thread.
+    ``most_messages``: it also ends when more messages are visible, which may be the units of one partition.
     """
+    until_empty, stop = options.until_empty, options.stop or Stop()
     begun, longest = clock.elapsed(), 0.0
     # A compaction or a fence may make a step void while its units are merged; their messages are then acked for nothing.
     # So whoever acked one checks, when the queue is empty, that nothing is left.
     unconfirmed: set[Message] = set()
-    while not stop.is_set() and (max_seconds is None or clock.elapsed() - begun + longest < max_seconds):
-        alive()
+    while not stop.is_set() and (
+        options.max_seconds is None or clock.elapsed() - begun + longest < options.max_seconds
+    ):
+        options.alive()
         table.forget_published()
         leases = table.queue.receive(engine.partitions_per_call, lease_seconds, 0.0 if until_empty else WAIT_SECONDS)
         if not leases:
@@ -106,16 +99,17 @@ def drain(  # many parameters: each is an option of a command
                 table.queue.release(lease)
             break
         received = clock.elapsed()
-        delivery = _Delivery(table, engine, leases, 0.0 if until_empty else RETRY_SECONDS, collect=collect)
-        with _lease_extension(table, [delivery], lease_seconds, stop=stop, alive=alive):
+        retry_seconds = 0.0 if until_empty else RETRY_SECONDS
+        delivery = _Delivery(table, engine, leases, retry_seconds, collect=options.collect or (lambda result: None))
+        with _lease_extension(table, [delivery], lease_seconds, stop=stop, alive=options.alive):
             delivery.work()
         unconfirmed |= delivery.unconfirmed
         longest = max(longest, clock.elapsed() - received)
         if most_messages is not None and table.queue.stats().visible > most_messages:
             break
-        if progress is not None:
+        if options.progress is not None:
             stats = table.queue.stats()
-            progress(stats.visible + stats.leased)
+            options.progress(stats.visible + stats.leased)
 
 
 def drain_received(

@@ -26,7 +26,7 @@ from lakeupsert.errors import TryAgainError
 from lakeupsert.events import Event
 from lakeupsert.pipeline.dedupe import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.stop import Stop, WorkerOptions
 from lakeupsert.pipeline.worker import drain
 
 log = logging.getLogger(__name__)
@@ -47,14 +47,9 @@ cause, and fewer than a machine should suffer on which no process can live."""
 def drain_in_processes(
     table: OpenTable,
     workers: int,
-    collect: Callable[[PartitionResult], object],
+    options: WorkerOptions,
     *,
     memory: int,
-    until_empty: bool,
-    stop: Stop,
-    max_seconds: float | None = None,
-    progress: Callable[[int], None] | None = None,
-    alive: Callable[[], object] = lambda: None,
 ) -> None:
     """`worker.drain` with engine arrow in ``workers`` processes, which share so many bytes of ``memory``.
 
@@ -63,37 +58,29 @@ def drain_in_processes(
     last call may be missing.
     Raises TryAgainError after ``MOST_DEATHS``, or if a process dies before it starts to work.
     """
-    begun = clock.elapsed()
+    begun, until_empty, stop = clock.elapsed(), options.until_empty, options.stop or Stop()
+    collect = options.collect or (lambda result: None)
     # Only the main thread can be made to abandon a merge, and a worker that waits for messages must be able to stop.
     may_work_here = until_empty or threading.current_thread() is threading.main_thread()
     if may_work_here and (workers <= 1 or (until_empty and table.queue.stats().visible <= FEW_MESSAGES)):
-        drain(
-            table,
-            ArrowEngine(memory - PROCESS_BYTES),
-            until_empty=until_empty,
-            stop=stop,
-            collect=collect,
-            most_messages=None if workers <= 1 else FEW_MESSAGES,
-            max_seconds=max_seconds,
-            progress=progress,
-            alive=alive,
-        )
+        most_messages = None if workers <= 1 else FEW_MESSAGES
+        drain(table, ArrowEngine(memory - PROCESS_BYTES), options, most_messages=most_messages)
         if workers <= 1 or stop.is_set() or table.queue.stats().visible <= FEW_MESSAGES:
             return
-    deadline = None if max_seconds is None else begun + max_seconds
+    deadline = None if options.max_seconds is None else begun + options.max_seconds
     reported = begun
     with _Processes(table, memory // workers - PROCESS_BYTES, stop, deadline, until_empty=until_empty) as processes:
         for _ in range(workers):
             processes.start()
         while processes.pending:
-            alive()
+            options.alive()
             processes.listen(collect)
             if stop.is_set():
                 processes.stop()
-            if progress is not None and clock.elapsed() - reported >= PROGRESS_SECONDS:
+            if options.progress is not None and clock.elapsed() - reported >= PROGRESS_SECONDS:
                 reported = clock.elapsed()
                 stats = table.queue.stats()
-                progress(stats.visible + stats.leased)
+                options.progress(stats.visible + stats.leased)
 
 
 @dataclass(frozen=True)
@@ -282,14 +269,8 @@ def _drain(
 ) -> dict[str, int]:
     table = OpenTable(name, settings, sinks=[_parent.send])
     try:
-        drain(
-            table,
-            ArrowEngine(memory),
-            until_empty=until_empty,
-            stop=_stop,
-            collect=_parent.send,
-            max_seconds=max_seconds,
-        )
+        options = WorkerOptions(until_empty=until_empty, max_seconds=max_seconds, stop=_stop, collect=_parent.send)
+        drain(table, ArrowEngine(memory), options)
     finally:
         _parent.send(None)
     return table.store.requests.as_dict()

@@ -27,7 +27,7 @@ from typing import Any, Literal
 from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import LakeupsertError
-from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.worker import drain
 from lakeupsert.testing.faults import Fault, Points
 from tests.harness.lake import Lake
@@ -245,7 +245,7 @@ def _of_table(name: str, lake: Lake, **options: Any) -> Any:
 
 def _work(lake: Lake, lease_seconds: float) -> None:
     """A worker that waits for messages until it is killed."""
-    drain(lake.opened, ArrowEngine(), until_empty=False, stop=Stop(), lease_seconds=lease_seconds)
+    drain(lake.opened, ArrowEngine(), WorkerOptions(until_empty=False), lease_seconds=lease_seconds)
 
 
 def _repeat(lake: Lake, step: str, until: str, **options: Any) -> list[Any]:

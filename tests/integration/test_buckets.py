@@ -19,7 +19,7 @@ from lakeupsert.operations.reconcile import prove
 from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline import strategy, units, worker_pool
 from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions, dedupe_unit
-from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.strategy import SplitRule
 from lakeupsert.pipeline.worker import drain
 from lakeupsert.rows.buckets import buckets, key_hashes
@@ -130,7 +130,7 @@ def test_messages_of_units_bring_a_night_to_its_end(shared: Lake, monkeypatch: p
         units.UnitResults, "put", lambda self, number, output: (merged.append(number), put(self, number, output))
     )
     results: list[PartitionResult] = []
-    drain(shared.opened, ArrowEngine(), until_empty=True, stop=Stop(), collect=results.append)
+    drain(shared.opened, ArrowEngine(), WorkerOptions(collect=results.append))
     assert len(merged) > 2
     assert [(r.partition, r.status) for r in results] == [(PARTITION, "merged")]
     shared.finish_and_check()
@@ -219,7 +219,7 @@ def test_nobody_commits_units_from_before_a_fence(shared: Lake) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_units_are_struck_at_every_call(shared: Lake, fault: Fault) -> None:
     def merge(lake: Lake) -> None:
-        drain(lake.opened, ArrowEngine(), until_empty=True, stop=Stop())
+        drain(lake.opened, ArrowEngine(), WorkerOptions())
 
     assert shared.strike_every_call(fault, merge, Lake.finish_and_check) > 40
 
@@ -276,7 +276,7 @@ def amid_units(lake: Lake, monkeypatch: pytest.MonkeyPatch, what: Callable[[], o
         put(self, number, output)
 
     monkeypatch.setattr(units.UnitResults, "put", meanwhile)
-    drain(lake.opened, ArrowEngine(), until_empty=True, stop=Stop())
+    drain(lake.opened, ArrowEngine(), WorkerOptions())
     assert count[0] > 2
     assert manifest(lake).merged == wanted(lake)[PARTITION], "the queue is empty, and a batch is not merged"
     lake.table.publish()
@@ -319,7 +319,7 @@ def test_a_result_whose_create_is_not_answered_is_sent_again(
         return create(name, data)
 
     monkeypatch.setattr(store, "create", silent)
-    drain(shared.opened, ArrowEngine(), until_empty=True, stop=Stop())
+    drain(shared.opened, ArrowEngine(), WorkerOptions())
     assert lost == [1]
     assert manifest(shared).merged == wanted(shared)[PARTITION]
     shared.finish_and_check()

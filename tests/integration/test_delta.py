@@ -18,7 +18,7 @@ from lakeupsert.errors import DamagedTableError
 from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.dedupe import PartitionResult
-from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.worker import drain
 from lakeupsert.read import spark as spark_reader
 from lakeupsert.rows import vectors
@@ -191,7 +191,7 @@ def test_night_whose_partitions_are_compacted_meanwhile(lake: Lake) -> None:
     beside = Table("t", lake.settings)
     engine = Meanwhile(lambda: beside.compact(full=True))
     done: list[PartitionResult] = []
-    drain(lake.opened, engine, until_empty=True, stop=Stop(), collect=done.append)
+    drain(lake.opened, engine, WorkerOptions(collect=done.append))
     assert engine.act is None
     assert not [r.error for r in done if r.error]
     lake.table.publish()
@@ -205,7 +205,7 @@ def test_compaction_beside_a_night_that_marks_more_rows(lake: Lake) -> None:
     reprocess(lake.opened, None, lambda partition: True, dry=False)
     engine = Meanwhile(lambda: beside.run(host="local"))
     done: list[PartitionResult] = []
-    drain(lake.opened, engine, until_empty=True, stop=Stop(), collect=done.append)
+    drain(lake.opened, engine, WorkerOptions(collect=done.append))
     assert engine.act is None
     assert not [r.error for r in done if r.error]
     lake.table.publish()

@@ -27,7 +27,7 @@ from lakeupsert.events import Event
 from lakeupsert.pipeline import opened, units, worker_pool
 from lakeupsert.pipeline.dedupe import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.worker import drain
 from lakeupsert.queue import Message, QueueStats
 from lakeupsert.report.totals import MergeTotals
@@ -310,7 +310,7 @@ def test_worker_forgets_batches_that_readers_see(lake: Lake, monkeypatch: pytest
         lake.reopen()
         lake.land(f"{number}.jsonl", [row("a", 0, number, number)])
         lake.table.append(host="local")
-        drain(worker, ArrowEngine(), until_empty=True, stop=Stop())
+        drain(worker, ArrowEngine(), WorkerOptions())
         lake.table.publish()
         lake.reopen()
         most = max(most, held() - before)  # other tests of the process may hold some
@@ -323,7 +323,7 @@ def test_worker_that_waits_remembers_failures_until_they_are_mended(lake: Lake) 
     lake.table.append(host="local")
     damage_last_batch(lake, "d=2020-01-01")
     results: list[PartitionResult] = []
-    drain(lake.opened, ArrowEngine(), until_empty=True, stop=Stop(), collect=results.append)
+    drain(lake.opened, ArrowEngine(), WorkerOptions(collect=results.append))
     totals = MergeTotals.of(results)
     assert (list(totals.failures), totals.merged) == (["d=2020-01-01"], DAYS - 1)
     totals.add(PartitionResult("d=2020-01-01", status="merged"))

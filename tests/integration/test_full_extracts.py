@@ -25,6 +25,7 @@ from lakeupsert.pipeline import append as append_module
 from lakeupsert.pipeline import full_extract
 from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.dedupe import dedupe_partitions
+from lakeupsert.pipeline.discover import AppendOptions
 from lakeupsert.pipeline.worker import mark_failed
 from lakeupsert.report.nights import observe
 from lakeupsert.table import chain, spec
@@ -320,7 +321,7 @@ def test_extract_is_compared_with_what_was_published_while_its_rows_were_read(
     lake.land("3.jsonl", [row(f"k{n}", 0, 3) for n in range(10)])
     monkeypatch.setattr(append_module, "host_by_name", lambda name: SlowHost())
     with pytest.raises(RefusedError) as refused:
-        append(lake.opened, "local", full="partitions")
+        append(lake.opened, AppendOptions(host="local", full="partitions"))
     assert refused.value.code == "full-extract-shrinks"
     assert len(lake.rows()) == 112
 
@@ -341,7 +342,7 @@ def test_append_that_an_extract_overtakes_obeys_its_floor(tmp_path: Path, monkey
     lake.land("2020-01-01/full.jsonl", [row(k, 0, 9, 2) for k in "abcdef"])
     lake.land("2020-01-02/late.jsonl", [row("a", 2, 5, 3), row("b", 2, 9, 3)])
     monkeypatch.setattr(append_module, "host_by_name", lambda name: SlowHost())
-    append(lake.opened, "local", received=(date(2020, 1, 2), date(2020, 1, 2)))
+    append(lake.opened, AppendOptions(host="local", received=(date(2020, 1, 2), date(2020, 1, 2))))
     lake.run()
     assert keys(lake) == [*((k, 1, 2) for k in "abcdef"), ("b", 3, 3)]
     assert quarantined(lake) == 1

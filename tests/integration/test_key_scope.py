@@ -22,6 +22,7 @@ from lakeupsert.operations import vacuum
 from lakeupsert.pipeline import append as append_module
 from lakeupsert.pipeline import key_places
 from lakeupsert.pipeline.append import append
+from lakeupsert.pipeline.discover import AppendOptions
 from lakeupsert.rows import vectors
 from lakeupsert.rows.datafiles import read_file
 from lakeupsert.storage import StoreUnavailableError, open_store
@@ -463,7 +464,7 @@ def test_index_made_by_tasks_is_that_of_one_process(tmp_path: Path, monkeypatch:
         other = lake.copy(tmp_path / str(number))
         other.points.arm(-1, Fault.BEFORE)
         monkeypatch.setattr(append_module, "host_by_name", lambda name, host=host: host)
-        append(other.opened, "local")
+        append(other.opened, AppendOptions(host="local"))
         cuts[number] = [call for call in other.points.seen if "/cut-" in call]
         made[number] = index_of(other)
     assert made[0] == made[1]
@@ -483,7 +484,7 @@ def test_rebuild_that_is_struck_leaves_nothing_that_counts(
     lake.points.arm(2 if call in ("put", "get") else 0, fault, f"{call} {KEYS}/cut-")
     monkeypatch.setattr(append_module, "host_by_name", lambda name: Tasks())
     with suppress(Killed, StoreUnavailableError):
-        append(lake.opened, "local")
+        append(lake.opened, AppendOptions(host="local"))
     assert lake.points.struck is not None
     lake.points.disarm()
     lake.reopen()

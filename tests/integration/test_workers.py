@@ -25,7 +25,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.pipeline import opened, worker_pool
 from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions
 from lakeupsert.pipeline.opened import CONCURRENT_REQUESTS
-from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.stop import Stop, WorkerOptions
 from lakeupsert.pipeline.worker import UNANSWERED, drain, drain_received, mark_failed
 from lakeupsert.queue import Lease, QueueStats
 from lakeupsert.table.layout import TableObjects
@@ -198,7 +198,8 @@ def local(folder: Path) -> Lake:
 def test_worker_begins_nothing_after_sigterm(local: Lake) -> None:
     stop = Stop()
     local.points.amid(0, stop.set, "queue receive")
-    drain(local.opened, ArrowEngine(), until_empty=False, stop=stop, collect=lambda result: pytest.fail("it merged"))
+    options = WorkerOptions(until_empty=False, stop=stop, collect=lambda result: pytest.fail("it merged"))
+    drain(local.opened, ArrowEngine(), options)
     assert count(local) == QueueStats(len(PARTITIONS), 0, 0)
 
 
@@ -233,14 +234,7 @@ def test_worker_begins_nothing_that_would_pass_its_time(folder: Path, max_second
     source = _Clock()
     results: list[PartitionResult] = []
     with clock.use(source):
-        drain(
-            lake.opened,
-            _Slow(source),
-            until_empty=True,
-            stop=Stop(),
-            collect=results.append,
-            max_seconds=max_seconds,
-        )
+        drain(lake.opened, _Slow(source), WorkerOptions(collect=results.append, max_seconds=max_seconds))
     assert len(results) == merged
 
 
@@ -287,7 +281,7 @@ def test_partition_that_does_not_fit_into_memory_is_refused_and_merged_where_it_
 
 def test_partition_that_does_not_fit_into_memory_is_handed_to_spark(local: Lake) -> None:
     results: list[PartitionResult] = []
-    drain(local.opened, ArrowEngine(memory_limit=0), until_empty=True, stop=Stop(), collect=results.append)
+    drain(local.opened, ArrowEngine(memory_limit=0), WorkerOptions(collect=results.append))
     assert {r.status for r in results} == {"large"}
     assert local.table.status().large_queue == QueueStats(len(PARTITIONS), 0, 0)
 

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.pipeline import key_places, strategy, units
-from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.worker import drain
 from lakeupsert.queue import Message
 from lakeupsert.rows import datafiles
@@ -176,7 +176,7 @@ class LakeMachine(RuleBasedStateMachine):
 
     def _drain(self, engine: Any) -> None:
         if self.lake.entries():
-            drain(self.lake.opened, engine, until_empty=True, stop=Stop())
+            drain(self.lake.opened, engine, WorkerOptions())
 
     @precondition(lambda self: self.lake.entries())
     @rule(times=st.integers(1, 2), unit=st.one_of(st.none(), st.integers(0, 3)), data=st.data())

@@ -18,6 +18,7 @@ the view is a snapshot that lacks the batch.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -53,27 +54,46 @@ Seen = Literal["published", "latest"]
 
 @dataclass(frozen=True, kw_only=True)
 class StatementOptions:
-    """An update or delete, and how it is done.
+    """Which rows a statement is for, and how it is done.
 
     Attributes:
-        expressions: the new value of each column, in DuckDB's SQL; None: the rows are deleted.
-        where: a filter as readers take it.
-        keys: a file with a list of keys.
-        snapshot: where the rows are read: as readers see them, or with every batch of the ledger.
-        batch_id: the client's name for the batch.
+        where: a filter as in `to_arrow`.
+        keys: a file with the key columns (CSV, JSON lines, Parquet, Avro or ORC), and if you like partition columns.
+        snapshot: read the rows as readers see them, or with all that was appended.
+        batch_id: a repeated call with the same id changes nothing again; it only finishes the first one.
         dry: only count the rows.
         workers: processes of this machine that merge.
+        stop: once set, the merges that run are finished, and no others are begun.
     """
 
-    expressions: Mapping[str, str] | None
     where: str | None = None
-    keys: str | None = None
+    keys: str | Path | None = None
     snapshot: Seen = "published"
     batch_id: str | None = None
     dry: bool = True
     workers: int = 1
-    stop: Stop = field(default_factory=Stop)
+    stop: Stop | None = None
     progress: Callable[[str], None] = lambda text: None
+
+    @property
+    def expressions(self) -> Mapping[str, str] | None:
+        """The new value of each column, in DuckDB's SQL; None: the rows are deleted."""
+        return None
+
+
+@dataclass(frozen=True)
+class UpdateOptions(StatementOptions):
+    """Which columns are set.
+
+    Attributes:
+        set: by column, an expression in DuckDB's SQL over the columns of the row, for example ``{"amount": "amount * 0.87"}``.
+    """
+
+    set: Mapping[str, str]
+
+    @property
+    def expressions(self) -> Mapping[str, str]:
+        return self.set
 
 
 @dataclass(frozen=True)
@@ -123,7 +143,7 @@ def run_statement(table: OpenTable, options: StatementOptions) -> StatementResul
     _refuse_untyped(options.expressions)
     spec = table.existing_spec()
     _refuse_unsupported(table, spec, options)
-    keys = read_keys(options.keys, spec) if options.keys is not None else None
+    keys = read_keys(str(options.keys), spec) if options.keys is not None else None
     done = until_won(table.store.uri(), partial(_attempt, table, options, keys))
     if options.dry or done.append is None:
         return done
