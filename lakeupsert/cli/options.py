@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from lakeupsert import sparkenv
-from lakeupsert.cli.frame import Function
+from lakeupsert.cli.frame import Answer, Function
 from lakeupsert.config import cores, size_of
 from lakeupsert.errors import ConfigurationError
 
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
     from lakeupsert.api import Table
     from lakeupsert.engine.by_name import EngineName, HostChoice, HostName
     from lakeupsert.table.ledger import Scope
+    from lakeupsert.table.spec import TableSpec
+
+
+def together(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """Several options of a command; the help lists the last one first."""
+    return lambda command: reduce(lambda so_far, option: option(so_far), options, command)
 
 
 def _host_option(default: str, what: str) -> Callable[[Function], Function]:
@@ -98,21 +106,15 @@ batch_id_option = click.option(
 )
 
 
-def full_extract_options(command: Function) -> Function:
-    """`--full` and `--may-shrink`."""
-    for option in (
-        click.option(
-            "--may-shrink", is_flag=True, help="Accept a full extract with over 40 % fewer rows than are stored."
-        ),
-        click.option(
-            "--full",
-            type=click.Choice(["table", "partitions"]),
-            help="Treat the landing files as a full extract of the table, or of the partitions that their rows are in: keys "
-            "missing from the files are deleted.",
-        ),
-    ):
-        command = option(command)
-    return command
+full_extract_options = together(
+    click.option("--may-shrink", is_flag=True, help="Accept a full extract with over 40 % fewer rows than are stored."),
+    click.option(
+        "--full",
+        type=click.Choice(["table", "partitions"]),
+        help="Treat the landing files as a full extract of the table, or of the partitions that their rows are in: keys "
+        "missing from the files are deleted.",
+    ),
+)
 
 
 def check_full(full: "Scope | None", *, may_shrink: bool) -> None:
@@ -120,69 +122,75 @@ def check_full(full: "Scope | None", *, may_shrink: bool) -> None:
         raise click.UsageError("--may-shrink is only for full extracts: give --full.")
 
 
-def partition_options(command: Function) -> Function:
-    """`--from`, `--to` and `--partition`, the arguments of `selection`."""
+@dataclass(frozen=True)
+class PartitionChoice:
+    """The values of `--from`, `--to` and `--partition`."""
+
+    first: str | None = None
+    last: str | None = None
+    partitions: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.first or self.last or self.partitions)
+
+    def of(self, table: "Table") -> Callable[[str], bool]:
+        """A filter of partitions: those given, or those with a value from ``first`` to ``last``, compared by their type."""
+        if self.partitions and (self.first or self.last):
+            raise click.UsageError("Give either --partition, or --from and --to.")
+        from lakeupsert.table.layout import WHOLE_TABLE, parse_partition, ranged_column  # imports Arrow
+
+        spec = table.view().spec
+        if self.partitions:
+            wanted = {parse_partition(spec, p) for p in self.partitions}
+            return wanted.__contains__
+        if not self:
+            return lambda partition: True  # names are not parsed: those of dead letters may be of an earlier table
+        column = ranged_column(spec)
+        if column is None:
+            raise ConfigurationError(
+                "not-a-partition",
+                f"--from and --to select partitions, and the table has no partition columns: it is one partition, {WHOLE_TABLE}. "
+                "Nothing was done.",
+                next="leave them out",
+            )
+        return self._in_range(spec, column)
+
+    def _in_range(self, spec: "TableSpec", column: str) -> Callable[[str], bool]:
+        from lakeupsert.table.layout import parse_value, partition_scalars
+
+        low = parse_value(spec, column, self.first).as_py() if self.first else None
+        high = parse_value(spec, column, self.last).as_py() if self.last else None
+        if low is not None and high is not None and low > high:
+            raise click.UsageError(f"--from {self.first} is after --to {self.last}.")
+
+        def is_in_range(partition: str) -> bool:
+            value = partition_scalars(spec, partition)[column].as_py()
+            return (low is None or value >= low) and (high is None or value <= high)
+
+        return is_in_range
+
+
+def partition_options(command: Callable[..., Answer]) -> Callable[..., Answer]:
+    """`--from`, `--to` and `--partition`: the command's argument ``chosen``, a `PartitionChoice`."""
+
+    @wraps(command)
+    def call(
+        *args: object, first: str | None, last: str | None, partitions: Sequence[str], **options: object
+    ) -> Answer:
+        return command(*args, chosen=PartitionChoice(first, last, partitions), **options)
+
+    text = "partition value, inclusive. With several partition columns, the date."
     for option in (
-        click.option(
-            "--partition",
-            "partitions",
-            metavar="V",
-            multiple=True,
-            help="A partition, by its value (2020-01-01) or its folder. Repeatable.",
-        ),
-        click.option(
-            "--to",
-            "last",
-            metavar="V",
-            help="Last partition value, inclusive. With several partition columns, the date.",
-        ),
-        click.option(
-            "--from",
-            "first",
-            metavar="V",
-            help="First partition value, inclusive. With several partition columns, the date.",
-        ),
+        partitions_option("A partition, by its value (2020-01-01) or its folder. Repeatable."),
+        click.option("--to", "last", metavar="V", help=f"Last {text}"),
+        click.option("--from", "first", metavar="V", help=f"First {text}"),
     ):
-        command = option(command)
-    return command
+        call = option(call)
+    return call
 
 
-def selection(table: "Table", first: str | None, last: str | None, partitions: Sequence[str]) -> Callable[[str], bool]:
-    """A filter of partitions: those given, or those with a value from ``first`` to ``last``, compared by their type."""
-    if partitions and (first or last):
-        raise click.UsageError("Give either --partition, or --from and --to.")
-    from lakeupsert.table.layout import (  # imports Arrow
-        WHOLE_TABLE,
-        parse_partition,
-        parse_value,
-        partition_scalars,
-        ranged_column,
-    )
-
-    spec = table.view().spec
-    if partitions:
-        wanted = {parse_partition(spec, p) for p in partitions}
-        return wanted.__contains__
-    if not (first or last):
-        return lambda partition: True  # names are not parsed: those of dead letters may be of an earlier table
-    column = ranged_column(spec)
-    if column is None:
-        raise ConfigurationError(
-            "not-a-partition",
-            f"--from and --to select partitions, and the table has no partition columns: it is one partition, {WHOLE_TABLE}. "
-            "Nothing was done.",
-            next="leave them out",
-        )
-    low = parse_value(spec, column, first).as_py() if first else None
-    high = parse_value(spec, column, last).as_py() if last else None
-    if low is not None and high is not None and low > high:
-        raise click.UsageError(f"--from {first} is after --to {last}.")
-
-    def is_in_range(partition: str) -> bool:
-        value = partition_scalars(spec, partition)[column].as_py()
-        return (low is None or value >= low) and (high is None or value <= high)
-
-    return is_in_range
+def partitions_option(text: str) -> Callable[[Function], Function]:
+    return click.option("--partition", "partitions", metavar="V", multiple=True, help=text)
 
 
 def key_values(arguments: Sequence[str]) -> dict[str, str]:
@@ -224,31 +232,27 @@ def _check_amount(context: click.Context, parameter: click.Parameter, amount: fl
     return amount
 
 
-def limit_options(command: Function) -> Function:
-    """`--max-bytes`, `--max-cost` and `--prices`."""
-    for option in (
-        click.option(
-            "--prices",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            metavar="FILE",
-            help="Use the prices in this TOML file.",
-        ),
-        click.option(
-            "--max-cost",
-            type=click.FloatRange(min=0),
-            callback=_check_amount,
-            metavar="MONEY",
-            help="Fail before writing anything if the planned cost is higher.",
-        ),
-        click.option(
-            "--max-bytes",
-            callback=_parse_size,
-            metavar="SIZE",
-            help="Fail before writing anything if the plan reads and writes more than this in total, for example 50GB.",
-        ),
-    ):
-        command = option(command)
-    return command
+limit_options = together(
+    click.option(
+        "--prices",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Use the prices in this TOML file.",
+    ),
+    click.option(
+        "--max-cost",
+        type=click.FloatRange(min=0),
+        callback=_check_amount,
+        metavar="MONEY",
+        help="Fail before writing anything if the planned cost is higher.",
+    ),
+    click.option(
+        "--max-bytes",
+        callback=_parse_size,
+        metavar="SIZE",
+        help="Fail before writing anything if the plan reads and writes more than this in total, for example 50GB.",
+    ),
+)
 
 
 def prepare_spark(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lakeupsert.cli.frame import Function
+from lakeupsert.cli.options import together
 from lakeupsert.config import refuse_in_zones
 from lakeupsert.phrases import without_controls
 
@@ -25,14 +25,10 @@ CELL = 60
 """Characters of a value in a text table. More: fewer columns fit beside each other."""
 
 
-def output_options(command: Function) -> Function:
-    """`--output` and `--overwrite`, the arguments of `write_rows`."""
-    for option in (
-        click.option("--overwrite", is_flag=True, help="Replace an existing file."),
-        click.option("--output", "target", metavar="FILE", help="Write all rows to a file (.parquet, .csv or .jsonl)."),
-    ):
-        command = option(command)
-    return command
+output_options = together(
+    click.option("--overwrite", is_flag=True, help="Replace an existing file."),
+    click.option("--output", "target", metavar="FILE", help="Write all rows to a file (.parquet, .csv or .jsonl)."),
+)
 
 
 def write_rows(table: "Table", rows: "pa.RecordBatchReader", target: str, *, overwrite: bool) -> int:

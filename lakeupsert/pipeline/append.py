@@ -168,7 +168,9 @@ def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes) -> App
     ground = discover(table, options, frozenset(notes.changed))
     refuse_all_skipped(table, ground)
     if not ground.inputs:
-        for warning in _warnings_without_files(table, options, ground, notes):
+        lacking, no_extract = without_operations(table, ground.entries), [NO_EXTRACT] if options.full else []
+        misplaced = misplaced_events(table, ground.spec) if ground.spec else []
+        for warning in (*ground.warnings, *notes.warnings, *no_extract, *lacking, *misplaced):
             options.warn(warning)
         return None
     if options.full:
@@ -211,18 +213,6 @@ def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes) -> App
     )
     in_several = count_keys_in_several_partitions(plan.job, reports)
     return AppendResult(link.number, link.body, warnings, in_several, examples_of(reports))
-
-
-def _warnings_without_files(
-    table: OpenTable, options: AppendOptions, ground: Ground, notes: _FileNotes
-) -> tuple[str, ...]:
-    return (
-        *ground.warnings,
-        *notes.warnings,
-        *([NO_EXTRACT] if options.full else []),
-        *without_operations(table, ground.entries),
-        *(misplaced_events(table, ground.spec) if ground.spec else []),
-    )
 
 
 def _warnings_of(

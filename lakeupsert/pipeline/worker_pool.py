@@ -44,13 +44,7 @@ MOST_DEATHS = 100
 cause, and fewer than a machine should suffer on which no process can live."""
 
 
-def drain_in_processes(
-    table: OpenTable,
-    workers: int,
-    options: WorkerOptions,
-    *,
-    memory: int,
-) -> None:
+def drain_in_processes(table: OpenTable, workers: int, options: WorkerOptions, *, memory: int) -> None:
     """`worker.drain` with engine arrow in ``workers`` processes, which share so many bytes of ``memory``.
 
     One worker, or few messages, need no other process. A process that dies is replaced. Its messages are free at once, and a

@@ -6,9 +6,9 @@ Each function returns the next version of a spec, or raises. Nothing is written 
 import base64
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Literal
+from typing import Literal, Required, TypedDict, Unpack
 
 import msgspec
 import pyarrow as pa
@@ -56,77 +56,76 @@ _NO_EXPRESSION = (
 )
 
 
-def create(  # many parameters, because a spec fixes that many settings; each is a keyword
+class Fixed(TypedDict, total=False):
+    """Fields of a `TableSpec` that never change, as its caller chooses them."""
+
+    table_id: Required[str]
+    stamped: Required[bool]
+    delete: Required[DeleteRule | None]
+    order_in_name: str | None
+    ties: Literal["arrival", "content"]
+    mode: Literal["rows", "columns"]
+    nulls: Literal["overwrite", "keep"]
+    groups: tuple[ColumnGroup, ...]
+    key_scope: Literal["partition", "table"]
+    history: bool
+    versions: bool
+
+
+def create(
     schema: pa.Schema,
     *,
-    table_id: str,
     key: Sequence[str],
     order_by: Sequence[str],
     partition_by: Sequence[str],
-    delete: DeleteRule | None,
-    stamped: bool,
-    order_in_name: str | None = None,
-    ties: Literal["arrival", "content"] = "arrival",
-    mode: Literal["rows", "columns"] = "rows",
-    nulls: Literal["overwrite", "keep"] = "overwrite",
-    groups: Sequence[ColumnGroup] = (),
-    key_scope: Literal["partition", "table"] = "partition",
-    history: bool = False,
-    versions: bool = False,
     later: Sequence[pa.Field] = (),
+    **fixed: Unpack[Fixed],
 ) -> TableSpec:
     """Create the first spec of a table.
 
     Args:
         schema: the columns of the first batch, without field ids.
-        order_by: as in `Ordering.parse`.
-        partition_by: as in `PartitionColumn.parse`.
-        delete: its column may be missing in the first batch. The table does not keep the column unless the rule says so.
+        order_by, partition_by: as in `Ordering.parse` and `PartitionColumn.parse`.
         later: columns that the configuration gives types and the first batch does not have. Key, partition and ordering columns
-            can't come later. The exception is an ordering column that is in no file, which is added here.
+            can't come later, except an ordering column that is in no file, which is added here.
+        fixed: the column of ``delete`` may be missing in the first batch. The table does not keep it unless the rule says so.
     Raises:
         ConfigurationError: a column can't have the role that the configuration gives it.
     """
     ordering = [Ordering.parse(text) for text in order_by]
     partitions = PartitionColumn.parse_all(partition_by)
-    needed = {
-        "columns": mode == "columns",
-        "history": history,
-        "versions": versions,
-        "key_scope": key_scope == "table",
-        "carried_rows": key_scope == "table" and mode == "columns",
-        NAMED_PARTITIONS: key_scope == "table" and mode == "columns",
-        ENDED_KEYS: key_scope == "table" and mode == "columns",
-        NOT_NULL_DELETES: delete is not None and delete.not_null is not None,
-        "no_partition_columns": not partitions,
-        "hash_partitions": any(p.function == "bucket" for p in partitions),
-    }
     declared = TableSpec(
-        table_id=table_id,
         key=tuple(key),
         order_by=tuple(o.column for o in ordering),
         ascending=tuple(o.column for o in ordering if o.ascending),
         nulls_first=tuple(o.column for o in ordering if o.nulls_first),
-        order_in_name=order_in_name,
-        ties=ties,
-        mode=mode,
-        nulls=nulls,
-        groups=tuple(groups),
-        key_scope=key_scope,
-        history=history,
-        versions=versions,
-        requires=tuple(feature for feature, is_needed in needed.items() if is_needed),
         partition_by=tuple(p.column for p in partitions),
         partition_from=tuple(p for p in partitions if p.function),
-        stamped=stamped,
-        delete=delete,
         fields=(),
         arrow_schema="",
         last_field_id=0,
+        **fixed,
     )
+    declared = msgspec.structs.replace(declared, requires=tuple(_features(declared)))
     complete = _complete(schema, declared, later)
     numbering = _Numbering(0)
     return _spec([numbering.field(f) for f in complete], declared, numbering.last)
+
+
+def _features(spec: TableSpec) -> Iterator[str]:
+    """The format features that a reader or writer of a new table must know."""
+    in_columns = spec.key_scope == "table" and spec.mode == "columns"
+    needed = {
+        "columns": spec.mode == "columns",
+        "history": spec.history,
+        "versions": spec.versions,
+        "key_scope": spec.key_scope == "table",
+        **dict.fromkeys(("carried_rows", NAMED_PARTITIONS, ENDED_KEYS), in_columns),
+        NOT_NULL_DELETES: spec.delete is not None and spec.delete.not_null is not None,
+        "no_partition_columns": not spec.partition_by,
+        "hash_partitions": bool(spec.hash_columns),
+    }
+    return (feature for feature, is_needed in needed.items() if is_needed)
 
 
 def _complete(schema: pa.Schema, declared: TableSpec, later: Sequence[pa.Field]) -> pa.Schema:

@@ -15,7 +15,7 @@ from aws_lambda_powertools import Logger
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from lakeupsert import Table
-from lakeupsert.cli.options import selection
+from lakeupsert.cli.options import PartitionChoice
 from lakeupsert.pipeline.stop import Stop
 from lambdas.metrics import measured
 
@@ -32,7 +32,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     timer.daemon = True  # nobody waits for it where the work is done before
     timer.start()
     with closing(Table.open(os.environ["LAKEUPSERT_CONFIG"], event["table"])) as table, measured(table):
-        selected = selection(table, event["from"], event["to"], ())
+        selected = PartitionChoice(event["from"], event["to"]).of(table)
         done = table.reprocess(selected, source=event.get("source", "stored"), host="local", workers=0, stop=stop)
     answer = {"table": table.name, "partitions": list(done.plan.heads), "left": list(done.left)}
     return {**answer, "snapshot": done.publish.snapshot if done.publish else None}

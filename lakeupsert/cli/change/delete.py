@@ -1,6 +1,6 @@
 """`lakeupsert delete`: delete rows."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
@@ -10,7 +10,7 @@ from lakeupsert.cli.options import log_option, prepare_spark
 from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
-    from lakeupsert.operations.statement.statement import Seen
+    from lakeupsert.cli.change.update import StatementFlags
 
 
 @main.command()
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 @log_option
 @common
 @click.pass_obj
-def delete(
-    call: Call, where: str | None, keys: str | None, snapshot: "Seen", batch_id: str | None, yes: bool, workers: int
-) -> Answer:
+def delete(call: Call, yes: bool, **options: "Unpack[StatementFlags]") -> Answer:
     """Delete the rows that a filter or a list of keys chooses.
 
     The deletes become one batch, which is merged and published. A deleted key stays deleted against every record with a lower
@@ -35,14 +33,5 @@ def delete(
         if yes:
             prepare_spark(table, engine=None, large=True)
         with call.progress(table.name) as progress, call.stoppable() as stop:
-            done = table.delete(
-                where=where,
-                keys=keys,
-                snapshot=snapshot,
-                batch_id=batch_id,
-                dry=not yes,
-                workers=workers,
-                stop=stop,
-                progress=progress,
-            )
+            done = table.delete(**options, dry=not yes, stop=stop, progress=progress)
         return statement_answer(call, table, done, yes=yes)

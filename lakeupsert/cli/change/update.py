@@ -1,12 +1,12 @@
 """`lakeupsert update`: set columns of rows."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, Function, common
-from lakeupsert.cli.options import log_option, prepare_spark, where_option, workers_option
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.options import log_option, prepare_spark, together, where_option, workers_option
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.cli.rows import rows_result, rows_text
@@ -17,34 +17,39 @@ if TYPE_CHECKING:
     from lakeupsert.api import Table
     from lakeupsert.operations.statement.statement import Seen, StatementResult
 
+    class StatementFlags(TypedDict):
+        """Flags that are options of `Table.update` and `Table.delete` as they are."""
 
-def statement_options(command: Function) -> Function:
-    """What `update` and `delete` share."""
-    for option in (
-        workers_option,
-        click.option("--yes", is_flag=True, help="Do it. Without --yes, only count the rows and show some."),
-        click.option(
-            "--batch-id",
-            metavar="ID",
-            help="Your own name for the change. A repeated call with the same name changes nothing again; it finishes the first.",
-        ),
-        click.option(
-            "--snapshot",
-            type=click.Choice(["published", "latest"]),
-            default="published",
-            show_default=True,
-            help="Read the rows as readers see them, or with all appended rows.",
-        ),
-        click.option(
-            "--from",
-            "keys",
-            metavar="FILE",
-            help="Only rows whose key is in this file: CSV, JSON lines, Parquet, Avro or ORC with the key columns.",
-        ),
-        where_option,
-    ):
-        command = option(command)
-    return command
+        where: str | None
+        keys: str | None
+        snapshot: Seen
+        batch_id: str | None
+        workers: int
+
+
+statement_options = together(
+    workers_option,
+    click.option("--yes", is_flag=True, help="Do it. Without --yes, only count the rows and show some."),
+    click.option(
+        "--batch-id",
+        metavar="ID",
+        help="Your own name for the change. A repeated call with the same name changes nothing again; it finishes the first.",
+    ),
+    click.option(
+        "--snapshot",
+        type=click.Choice(["published", "latest"]),
+        default="published",
+        show_default=True,
+        help="Read the rows as readers see them, or with all appended rows.",
+    ),
+    click.option(
+        "--from",
+        "keys",
+        metavar="FILE",
+        help="Only rows whose key is in this file: CSV, JSON lines, Parquet, Avro or ORC with the key columns.",
+    ),
+    where_option,
+)
 
 
 @main.command()
@@ -60,16 +65,7 @@ def statement_options(command: Function) -> Function:
 @log_option
 @common
 @click.pass_obj
-def update(
-    call: Call,
-    assignments: tuple[str, ...],
-    where: str | None,
-    keys: str | None,
-    snapshot: "Seen",
-    batch_id: str | None,
-    yes: bool,
-    workers: int,
-) -> Answer:
+def update(call: Call, assignments: tuple[str, ...], yes: bool, **options: "Unpack[StatementFlags]") -> Answer:
     """Set columns of the rows that a filter or a list of keys chooses.
 
     The changed rows become one batch, which is merged and published. A new value is an expression in DuckDB's SQL over the
@@ -85,17 +81,7 @@ def update(
         if yes:
             prepare_spark(table, engine=None, large=True)
         with call.progress(table.name) as progress, call.stoppable() as stop:
-            done = table.update(
-                values,
-                where=where,
-                keys=keys,
-                snapshot=snapshot,
-                batch_id=batch_id,
-                dry=not yes,
-                workers=workers,
-                stop=stop,
-                progress=progress,
-            )
+            done = table.update(values, **options, dry=not yes, stop=stop, progress=progress)
         return statement_answer(call, table, done, yes=yes)
 
 

@@ -1,7 +1,7 @@
 """`lakeupsert append`: append landing files as one batch."""
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -20,8 +20,19 @@ from lakeupsert.cli.program import main
 from lakeupsert.errors import ConfigurationError, RefusedError
 
 if TYPE_CHECKING:
+    from lakeupsert.api import Table
     from lakeupsert.engine.by_name import HostChoice
     from lakeupsert.table.ledger import Scope
+
+    class AppendFlags(TypedDict):
+        """Flags that are options of `Table.append` as they are."""
+
+        host: HostChoice
+        batch_id: str | None
+        full: Scope | None
+        may_shrink: bool
+        again: bool
+        replay_quarantine: bool
 
 
 @main.command()
@@ -54,15 +65,7 @@ if TYPE_CHECKING:
 @common
 @click.pass_obj
 def append(
-    call: Call,
-    host: "HostChoice",
-    received_from: datetime | None,
-    received_to: datetime | None,
-    batch_id: str | None,
-    full: "Scope | None",
-    may_shrink: bool,
-    again: bool,
-    replay_quarantine: bool,
+    call: Call, received_from: datetime | None, received_to: datetime | None, **options: "Unpack[AppendFlags]"
 ) -> Answer:
     """Append all new landing files as one batch.
 
@@ -74,7 +77,8 @@ def append(
     Example:
       lakeupsert append --received-from 2020-01-01 --received-to 2020-01-31
     """
-    check_full(full, may_shrink=may_shrink)
+    check_full(options["full"], may_shrink=options["may_shrink"])
+    host, replay_quarantine = options["host"], options["replay_quarantine"]
     if replay_quarantine and host != "auto":
         raise click.UsageError("--replay-quarantine always works in this process: leave out --host.")
     received = (
@@ -93,27 +97,12 @@ def append(
             prepare_spark(table, host=host)
         early_warnings: list[str] = []
         with call.progress(table.name) as progress, call.stoppable():  # on SIGTERM it still finishes the whole batch
-            appended = table.append(
-                host=host,
-                batch_id=batch_id,
-                received=received,
-                again=again,
-                full=full,
-                may_shrink=may_shrink,
-                replay_quarantine=replay_quarantine,
-                progress=progress,
-                warn=early_warnings.append,
-            )
+            appended = table.append(**options, received=received, progress=progress, warn=early_warnings.append)
         facts = output.append_facts(appended, table.settings)
         if appended is not None:
             facts += output.host_facts(appended.entry.host)
         if replay_quarantine and appended is None:
-            if waiting := sum(batch.num_rows for batch in table.quarantine()):
-                raise RefusedError(
-                    "nothing-passes",
-                    f"No row of the {waiting:,} in quarantine of table {table.name!r} passes now. Nothing was changed.",
-                    next="see `lakeupsert quarantine` for the reasons, and correct the setting or the source that they name",
-                )
+            _refuse_waiting(table)
             facts = [("replayed", "nothing: no row is quarantined")]
         text = output.block(f"Table {table.name}", facts)
         return Answer(
@@ -121,4 +110,13 @@ def append(
             text,
             append_warnings(appended, early_warnings),
             quarantine_warning(appended, table.settings),
+        )
+
+
+def _refuse_waiting(table: "Table") -> None:
+    if waiting := sum(batch.num_rows for batch in table.quarantine()):
+        raise RefusedError(
+            "nothing-passes",
+            f"No row of the {waiting:,} in quarantine of table {table.name!r} passes now. Nothing was changed.",
+            next="see `lakeupsert quarantine` for the reasons, and correct the setting or the source that they name",
         )

@@ -1,13 +1,14 @@
 """`lakeupsert dedupe`: merge the queued partitions, once."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import (
+    PartitionChoice,
     engine_option,
     log_option,
     merge_host_option,
@@ -16,7 +17,6 @@ from lakeupsert.cli.options import (
     processes_if_local,
     processes_option,
     refuse_workers_of_spark,
-    selection,
 )
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
@@ -25,6 +25,17 @@ from lakeupsert.progress import Countdown
 if TYPE_CHECKING:
     from lakeupsert.api import Table
     from lakeupsert.engine.by_name import EngineName, HostName
+
+    class DrainFlags(TypedDict, total=False):
+        """Options of `Table.dedupe` that commands choose."""
+
+        host: HostName
+        workers: int
+        engine: EngineName | None
+        until_empty: bool
+        both_queues: bool
+        max_seconds: float | None
+        alive: Callable[[], object]
 
 
 @main.command()
@@ -36,13 +47,7 @@ if TYPE_CHECKING:
 @common
 @click.pass_obj
 def dedupe(
-    call: Call,
-    first: str | None,
-    last: str | None,
-    partitions: tuple[str, ...],
-    host: "HostName",
-    workers: int | None,
-    engine: "EngineName | None",
+    call: Call, chosen: PartitionChoice, host: "HostName", workers: int | None, engine: "EngineName | None"
 ) -> Answer:
     """Merge the queued partitions once, then publish.
 
@@ -57,41 +62,21 @@ def dedupe(
     with call.open_table() as table:
         refuse_workers_of_spark(table, workers, engine)
         prepare_spark(table, host=host, engine=engine, large=True)
-        if partitions or first or last:
-            table.send_missing(selection(table, first, last, partitions))
-        return merge_answer(call, table, local_processes, engine, host=host, until_empty=True)
+        if chosen:
+            table.send_missing(chosen.of(table))
+        return merge_answer(call, table, host=host, workers=local_processes, engine=engine)
 
 
-def merge_answer(
-    call: Call,
-    table: "Table",
-    workers: int,
-    engine: "EngineName | None",
-    *,
-    host: "HostName" = "local",
-    until_empty: bool,
-    both_queues: bool = True,
-    max_seconds: float | None = None,
-    alive: Callable[[], object] = lambda: None,
-) -> Answer:
-    """Merge queued partitions and publish. The parameters are those of `Table.dedupe`."""
+def merge_answer(call: Call, table: "Table", **options: "Unpack[DrainFlags]") -> Answer:
+    """Merge queued partitions and publish. The options are those of `Table.dedupe`."""
     from lakeupsert.report.totals import MergeTotals  # imports Arrow
 
-    totals = MergeTotals()
+    totals, until_empty = MergeTotals(), options.get("until_empty", True)
     with call.progress(table.name) as progress, call.stoppable() as stop:
         # A worker that waits for messages may live for months: it keeps what failed, and sums.
-        results = table.dedupe(
-            host=host,
-            workers=workers,
-            engine=engine,
-            until_empty=until_empty,
-            both_queues=both_queues,
-            max_seconds=max_seconds,
-            stop=stop,
-            alive=alive,
-            progress=Countdown("merging partitions", progress),
-            collect=None if until_empty else totals.add,
-        )
+        progress_of_merges = Countdown("merging partitions", progress)
+        collect = None if until_empty else totals.add
+        results = table.dedupe(**options, stop=stop, progress=progress_of_merges, collect=collect)
         published = None if stop.is_set() else table.publish()
     if until_empty:
         totals, facts = MergeTotals.of(results), output.dedupe_facts(results)

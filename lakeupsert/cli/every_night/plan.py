@@ -9,7 +9,7 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import limit_options, partition_options, selection
+from lakeupsert.cli.options import PartitionChoice, limit_options, partition_options
 from lakeupsert.cli.program import main
 from lakeupsert.cli.tables import for_each_table
 from lakeupsert.errors import RefusedError
@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 @common
 @click.pass_obj
 def plan(
-    call: Call,
-    first: str | None,
-    last: str | None,
-    partitions: tuple[str, ...],
-    prices: Path | None,
-    max_bytes: int | None,
-    max_cost: float | None,
+    call: Call, chosen: PartitionChoice, prices: Path | None, max_bytes: int | None, max_cost: float | None
 ) -> Answer:
     """Show what the next run will do. Writes nothing.
 
@@ -46,8 +40,8 @@ def plan(
     """
 
     def plan_table(table: "Table") -> Answer:
-        if partitions or first or last:
-            return plan_answer(call, table, prices, max_bytes, max_cost, selection(table, first, last, partitions))
+        if chosen:
+            return plan_answer(call, table, prices, max_bytes, max_cost, chosen.of(table))
         return plan_answer(call, table, prices, max_bytes, max_cost)
 
     return for_each_table(call, plan_table)

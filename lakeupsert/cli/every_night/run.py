@@ -1,7 +1,7 @@
 """`lakeupsert run`: run a night."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -32,6 +32,19 @@ if TYPE_CHECKING:
     from lakeupsert.operations.run import RunResult
     from lakeupsert.table.ledger import Scope
 
+    class RunFlags(TypedDict):
+        """Flags that are options of `Table.run` as they are."""
+
+        host: HostChoice
+        workers: int | None
+        engine: EngineName | None
+        batch_id: str | None
+        full: Scope | None
+        may_shrink: bool
+        prices: Path | None
+        max_bytes: int | None
+        max_cost: float | None
+
 
 @main.command()
 @host_option
@@ -50,20 +63,7 @@ if TYPE_CHECKING:
 @log_option
 @common
 @click.pass_obj
-def run(
-    call: Call,
-    host: "HostChoice",
-    workers: int | None,
-    engine: "EngineName | None",
-    batch_id: str | None,
-    full: "Scope | None",
-    may_shrink: bool,
-    parallel: int | None,
-    dry_run: bool,
-    prices: Path | None,
-    max_bytes: int | None,
-    max_cost: float | None,
-) -> Answer:
+def run(call: Call, parallel: int | None, dry_run: bool, **options: "Unpack[RunFlags]") -> Answer:
     """Run a night: append new landing files, merge, publish.
 
     Every step looks at the state of the table, so a run also finishes what an earlier run left. Runs all tables of the
@@ -74,7 +74,8 @@ def run(
     Example:
       lakeupsert run
     """
-    check_full(full, may_shrink=may_shrink)
+    check_full(options["full"], may_shrink=options["may_shrink"])
+    limits = options["max_bytes"], options["max_cost"]
     call.hooked = not dry_run
     tables = len(call.config().tables)
     if parallel is not None and (call.table is not None or tables == 1):
@@ -83,31 +84,23 @@ def run(
 
     def run_table(table: "Table") -> Answer:
         if dry_run:
-            return plan_answer(call, table, prices, max_bytes, max_cost, full=full)
-        refuse_workers_of_spark(table, workers, engine)
-        prepare_spark(table, host=host, engine=engine, large=True)
+            return plan_answer(call, table, options["prices"], *limits, full=options["full"])
+        refuse_workers_of_spark(table, options["workers"], options["engine"])
+        prepare_spark(table, host=options["host"], engine=options["engine"], large=True)
         begun = clock.elapsed()
         early_warnings: list[str] = []
         with call.progress(table.name) as progress, call.stoppable() as stop:
             ran = table.run(
-                host=host,
-                workers=workers,
+                **options,
                 local_workers=max(1, cores() // at_once),
                 calls_at_once=at_once,
-                engine=engine,
-                batch_id=batch_id,
-                full=full,
-                may_shrink=may_shrink,
-                max_bytes=max_bytes,
-                max_cost=max_cost,
-                prices=prices,
                 stop=stop,
                 progress=progress,
                 warn=early_warnings.append,
             )
         warnings = (
             *append_warnings(ran.append, early_warnings),
-            *unknown_time_warning(ran.planned, max_cost),
+            *unknown_time_warning(ran.planned, options["max_cost"]),
             *publish_warnings(ran.publish),
         )
         return _answer(call, table, ran, warnings, seconds=clock.elapsed() - begun)

@@ -1,7 +1,7 @@
 """`lakeupsert worker`: merge partitions as their messages arrive."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from lakeupsert.api import Table
     from lakeupsert.cli.every_night.metrics import WorkerMetrics
     from lakeupsert.engine.by_name import EngineName
+
+    class WorkerFlags(TypedDict):
+        """Flags that are options of `Table.dedupe` as they are."""
+
+        workers: int
+        until_empty: bool
+        engine: EngineName | None
 
 
 @main.command()
@@ -56,13 +63,11 @@ if TYPE_CHECKING:
 @click.pass_obj
 def worker(
     call: Call,
-    workers: int,
-    until_empty: bool,
     max_seconds: float | None,
     grace_seconds: float,
     health_file: Path | None,
     metrics_file: Path | None,
-    engine: "EngineName | None",
+    **options: "Unpack[WorkerFlags]",
 ) -> Answer:
     """Merge partitions as their messages arrive.
 
@@ -88,16 +93,14 @@ def worker(
             metrics.tick()
 
     def work_on(table: "Table") -> Answer:
-        prepare_spark(table, engine=engine)
+        prepare_spark(table, engine=options["engine"])
         if metrics is not None:
             metrics.watch(table)
         left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
-        return merge_answer(
-            call, table, workers, engine, until_empty=until_empty, both_queues=False, max_seconds=left, alive=alive
-        )
+        return merge_answer(call, table, **options, both_queues=False, max_seconds=left, alive=alive)
 
     try:
-        return for_each_table(call, work_on, concurrently=not until_empty)
+        return for_each_table(call, work_on, concurrently=not options["until_empty"])
     finally:
         if metrics is not None:
             metrics.write()

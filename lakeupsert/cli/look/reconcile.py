@@ -6,7 +6,7 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import log_option, partition_options, prepare_spark, read_host_option, selection
+from lakeupsert.cli.options import PartitionChoice, log_option, partition_options, prepare_spark, read_host_option
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.errors import LakeupsertError, RefusedError
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 @log_option
 @common
 @click.pass_obj
-def reconcile(
-    call: Call, deep: bool, first: str | None, last: str | None, partitions: tuple[str, ...], host: "HostName"
-) -> Answer:
+def reconcile(call: Call, deep: bool, chosen: PartitionChoice, host: "HostName") -> Answer:
     """Prove that no row was lost, doubled or changed.
 
     Counts rows and compares digests of keys and ordering columns across ledger, manifests and data files. Also sends lost
@@ -40,10 +38,9 @@ def reconcile(
     """
     with call.open_table() as table, call.progress(table.name) as progress:
         prepare_spark(table, host=host)
-        selected = selection(table, first, last, partitions)
-        found = table.reconcile(deep=deep, host=host, selected=selected, progress=progress)
+        found = table.reconcile(deep=deep, host=host, selected=chosen.of(table), progress=progress)
         warnings = list(publish_warnings(found.publish))
-        if not found.proof and (first or last or partitions):
+        if not found.proof and chosen:
             warnings.append("readers see none of the selected partitions, so nothing was proved")
         by_counts = [p.partition for p in found.proof if p.balanced and not p.by_digest]
         if by_counts:

@@ -1,6 +1,6 @@
 """`lakeupsert export`: write rows to a file or folder."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -11,6 +11,15 @@ from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
     from lakeupsert.engine.by_name import HostName
+
+    class ExportFlags(TypedDict):
+        """Flags that are options of `Table.export` as they are."""
+
+        where: str | None
+        history: bool
+        versions: bool
+        overwrite: bool
+        host: HostName
 
 
 @main.command()
@@ -29,16 +38,7 @@ if TYPE_CHECKING:
 @read_host_option
 @common
 @click.pass_obj
-def export(  # an option each
-    call: Call,
-    target: str,
-    snapshot: str,
-    where: str | None,
-    history: bool,
-    versions: bool,
-    overwrite: bool,
-    host: "HostName",
-) -> Answer:
+def export(call: Call, target: str, snapshot: str, **options: "Unpack[ExportFlags]") -> Answer:
     """Write the rows of a snapshot to a file or folder.
 
     Rows are ordered by partition and key. The file appears only when it is complete. A folder in a store is complete once it
@@ -50,17 +50,9 @@ def export(  # an option each
     """
     with call.open_table() as table, call.progress(table.name) as progress:
         chosen = snapshot if snapshot == "latest" else table.view(snapshot).number
-        prepare_spark(table, host=host)
+        prepare_spark(table, host=options["host"])
         progress(f"writing {target}")
-        rows = table.export(
-            target,
-            snapshot="published" if chosen is None else chosen,
-            where=where,
-            overwrite=overwrite,
-            history=history,
-            versions=versions,
-            host=host,
-        )
+        rows = table.export(target, snapshot="published" if chosen is None else chosen, **options)
         source = "there is no snapshot yet" if chosen is None else f"snapshot {chosen}"
         text = f"{output.count(rows, 'row')} to {target} ({source})"
         return Answer({"snapshot": chosen, "output": target, "rows": rows}, text)

@@ -4,18 +4,12 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import selection
+from lakeupsert.cli.options import PartitionChoice, partitions_option
 from lakeupsert.cli.program import main
 
 
 @main.command()
-@click.option(
-    "--partition",
-    "partitions",
-    metavar="V",
-    multiple=True,
-    help="Only this partition, by its value (2020-01-01) or its folder. Repeatable.",
-)
+@partitions_option("Only this partition, by its value (2020-01-01) or its folder. Repeatable.")
 @common
 @click.pass_obj
 def redrive(call: Call, partitions: tuple[str, ...]) -> Answer:
@@ -29,7 +23,7 @@ def redrive(call: Call, partitions: tuple[str, ...]) -> Answer:
       lakeupsert redrive --partition 2020-01-01
     """
     with call.open_table() as table:
-        found = table.redrive(selection(table, None, None, partitions)) if partitions else table.redrive()
+        found = table.redrive(PartitionChoice(partitions=partitions).of(table)) if partitions else table.redrive()
         facts = []
         for letter in found.letters:
             message, reason = letter.message, letter.reason.partition("\n")[0]

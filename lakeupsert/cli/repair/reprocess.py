@@ -7,13 +7,13 @@ import click
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import (
+    PartitionChoice,
     log_option,
     partition_options,
     prepare_spark,
     processes,
     processes_option,
     rewrite_host_option,
-    selection,
 )
 from lakeupsert.cli.problems import failed_partitions_error, failure_reasons, publish_warnings
 from lakeupsert.cli.program import main
@@ -42,14 +42,7 @@ if TYPE_CHECKING:
 @common
 @click.pass_obj
 def reprocess(
-    call: Call,
-    first: str | None,
-    last: str | None,
-    partitions: tuple[str, ...],
-    source: "Source",
-    host: "HostChoice",
-    workers: int | None,
-    dry_run: bool,
+    call: Call, chosen: PartitionChoice, source: "Source", host: "HostChoice", workers: int | None, dry_run: bool
 ) -> Answer:
     """Rewrite partitions while nights go on. No row changes unless a file was damaged, or is read in another way now.
 
@@ -60,14 +53,14 @@ def reprocess(
     Example:
       lakeupsert reprocess --from 2020-01-01 --to 2020-01-31 --source landing
     """
-    if bool(partitions) == bool(first or last):
+    if not chosen or (chosen.partitions and (chosen.first or chosen.last)):
         raise click.UsageError("Give either --partition, or --from and --to.")
     with call.open_table() as table:
         if not dry_run:
             prepare_spark(table, host=host, engine=None, large=True)
         with call.progress(table.name) as progress, call.stoppable() as stop:
             rewrite = table.reprocess(
-                selection(table, first, last, partitions),
+                chosen.of(table),
                 source=source,
                 host=host,
                 workers=processes(host, workers),

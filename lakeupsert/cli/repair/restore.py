@@ -61,7 +61,7 @@ def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
             facts.append(("", f"nothing was changed; `lakeupsert restore {to} --yes` does it"))
             return Answer(result, output.block(f"Table {table.name}", facts))
         call.changed = call.changed or plan.entry is not None
-        merged = merge_answer(call, table, workers, engine=None, until_empty=True)
+        merged = merge_answer(call, table, workers=workers)
         text = f"{output.block(f'Table {table.name}', facts)}\n{merged.text}"
         return Answer(result, text, merged.warnings, error=merged.error)
 

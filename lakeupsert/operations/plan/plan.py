@@ -10,7 +10,7 @@ The sizes of rows, the share of new keys and the seconds are learned from the la
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,7 +42,7 @@ from lakeupsert.operations.plan.habits import (
 from lakeupsert.operations.plan.merges import Arrival, PlannedPartition, plan_merges
 from lakeupsert.operations.plan.prices import Prices, load_prices
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.discover import discover
+from lakeupsert.pipeline.discover import Ground, discover
 from lakeupsert.pipeline.full_extract import partitions_in_scope
 from lakeupsert.pipeline.next_spec import plan_spec, under_old_names, unfit_files, without_operations
 from lakeupsert.pipeline.opened import OpenTable
@@ -143,17 +143,10 @@ def plan(
     nights = last_nights(table)
     sizes = learn_sizes(spec, nights, [b.body for b in batches], expected.sample) if spec else Sizes()
     landed = _rows_by_partition(previews)
-    arrivals = {
-        partition: Arrival(rows, sizes.appended.at(rows * sizes.kept))
-        for partition, rows in landed.items()
-        if selected(partition)
-    }
-    last = head.number if head else -1
-    if full and spec is not None and landed:
-        shown = ground.snapshot.body if ground.snapshot else None
-        scope = partitions_in_scope(table, spec, full, landed, shown, last)
-        arrivals |= {partition: Arrival(0, 0.0, 0) for partition in scope - landed.keys() if selected(partition)}
-    partitions = plan_merges(table, sizes, arrivals, last, selected, full=full is not None)
+    emptied = _emptied(table, ground, spec, full, landed) if full and spec and landed else ()
+    arrivals = {p: Arrival(rows, sizes.appended.at(rows * sizes.kept)) for p, rows in landed.items() if selected(p)}
+    arrivals |= {p: Arrival(0, 0.0, 0) for p in emptied if selected(p)}
+    partitions = plan_merges(table, sizes, arrivals, head.number if head else -1, selected, full=full is not None)
     landing_bytes = sum(f.size for f in files)
     reads = [_reads(f, format_of(f.path, table.settings.format), exists=known is not None) for f in files]
     merge_bytes = sum(p.bytes_read + p.bytes_written for p in partitions)
@@ -179,6 +172,14 @@ def plan(
         notes=(*notes, *_unreadable(previews), *_unplaced(previews)),
     )
     return replace(unpriced, cost=_cost(unpriced, price_list))
+
+
+def _emptied(
+    table: OpenTable, ground: Ground, spec: TableSpec, full: Scope, landed: Collection[str]
+) -> Collection[str]:
+    """The partitions that a full extract touches without a row of them."""
+    last, shown = ground.start - 1, ground.snapshot.body if ground.snapshot else None
+    return partitions_in_scope(table, spec, full, landed, shown, last) - {*landed}
 
 
 def _sizes_after(table: OpenTable, sizes: Sizes, arrivals: Mapping[str, Arrival]) -> dict[str, float]:
