@@ -30,7 +30,8 @@ from benchmarks.machine import commit, facts, sentence, versions
 from lakeupsert import sparkenv
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
-from lakeupsert.engine import keyindex
+from lakeupsert.engine.keys import rebuild as engine_rebuild
+from lakeupsert.engine.keys import settle as engine_settle
 from lakeupsert.pipeline import key_places
 
 RESULTS = Path(__file__).parent / "results"
@@ -115,11 +116,11 @@ def watch() -> tuple[list[int], list[float]]:
             packs.extend(to.store.head(name).size for name in names)
             discard(names)
 
-        return keyindex.rebuild_index(to, host, sources, rows, counted)
+        return engine_rebuild.rebuild_index(to, host, sources, rows, counted)
 
     def settle(*given: Any, **options: Any) -> Any:
         begun = perf_counter()
-        settled = keyindex.settle(*given, **options)
+        settled = engine_settle.settle(*given, **options)
         seconds.append(perf_counter() - begun)
         return settled
 
@@ -185,7 +186,8 @@ def bytes_of_index(table: Table) -> int:
     """With what changed since it was written."""
     head = table.objects.ledger.head()
     assert head is not None
-    return sum(f.bytes for files in key_places.named_index(table.objects.headers(head.number)) or () for f in files)
+    index = key_places.named_index(table.objects.headers(head.number))
+    return sum(f.bytes for f in index.all) if index else 0
 
 
 def rows_of(kind: str, ids: Any, batch: int) -> pa.Table:

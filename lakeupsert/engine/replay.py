@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from lakeupsert.config import Reading
 from lakeupsert.engine.batch import AppendJob, drop_left_out, ranked_rows
-from lakeupsert.engine.placing import WHY_REFUSED
+from lakeupsert.engine.keys.placing import WHY_REFUSED
 from lakeupsert.engine.reports import Report
 from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.errors import ConfigurationError

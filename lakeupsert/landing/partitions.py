@@ -13,7 +13,7 @@ from lakeupsert.table.layout import WHOLE_TABLE, level_name
 from lakeupsert.table.spec import PartitionColumn, TableSpec
 
 UNPLACED = "_lakeupsert_unplaced"
-"""What a record that brings its key alone has as partition, until the key index gives it one (`engine.placing`)."""
+"""What a record that brings its key alone has as partition, until the key index gives it one (`engine.keys.placing`)."""
 
 
 def partition_sources(spec: TableSpec) -> tuple[str, ...]:

@@ -405,7 +405,7 @@ class _Survey:
             return
         entries = self._table.headers(number)
         named = {f.name for e in entries for f in (*e.keys, *(e.index.files if e.index else ()))}
-        needed = {f.name for files in named_index(entries) or () for f in files}
+        needed = {f.name for f in index.all} if (index := named_index(entries)) else set()
         for name, found in self._objects[KEYS].items():
             if name in named - needed:
                 self._add(found, "a part of the key index that was rewritten since", None, None)

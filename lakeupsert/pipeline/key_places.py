@@ -22,10 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.attempts import all_or_raise
-from lakeupsert.engine.carry import Leaving, Source, UnreadableError, WrongIndexError, carried_rows
 from lakeupsert.engine.hosts import Host, map_counted
-from lakeupsert.engine.keyindex import IndexTarget, find_refused, rebuild_index, settle
-from lakeupsert.engine.placing import WHY_REFUSED, UnknownKeys
+from lakeupsert.engine.keys.carry import Leaving, Source, UnreadableError, WrongIndexError, carried_rows
+from lakeupsert.engine.keys.index import IndexTarget, StoredIndex
+from lakeupsert.engine.keys.lives import UnknownKeys
+from lakeupsert.engine.keys.placing import WHY_REFUSED
+from lakeupsert.engine.keys.rebuild import rebuild_index
+from lakeupsert.engine.keys.settle import find_refused, settle
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
 from lakeupsert.engine.replay import STORED_ROW, read_again
 from lakeupsert.errors import DamagedTableError, RefusedError
@@ -90,12 +93,7 @@ def settle_keys(
 
 
 def _by_index(
-    table: OpenTable,
-    host: Host,
-    to: IndexTarget,
-    entry: LedgerEntry,
-    number: int,
-    progress: Callable[[str], None],
+    table: OpenTable, host: Host, to: IndexTarget, entry: LedgerEntry, number: int, progress: Callable[[str], None]
 ) -> SettledBatch:
     index = named_index(table.headers(number) if to.start else [])
     if index is not None:
@@ -108,7 +106,7 @@ def _by_index(
             log.warning("the key index is rebuilt: %s", e.message)
     progress("rebuilding the key index")
     files = rebuild_index(to, host, _sources(table, number), _rows(table, number), table.discard)
-    settled = _settle(table, host, to, entry, number, (files, ()), fold=False)
+    settled = _settle(table, host, to, entry, number, StoredIndex(files), fold=False)
     entry = msgspec.structs.replace(settled.entry, index=KeyIndex(up_to=number, files=files))
     return replace(settled, entry=entry, objects=settled.objects | {f.name for f in files})
 
@@ -128,40 +126,32 @@ def adopted_index(table: OpenTable, host: Host, spec: TableSpec, touched: dict[s
     return KeyIndex(up_to=0, files=rebuild_index(to, host, sources, rows, table.discard))
 
 
-def named_index(entries: list[LedgerEntry]) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...]] | None:
-    """The files of the index, and of its changes since, that the ledger's ``entries`` name; None if it must be rebuilt."""
+def named_index(entries: list[LedgerEntry]) -> StoredIndex | None:
+    """The index that the ledger's ``entries`` name; None if it must be rebuilt."""
     deltas: list[DataFile] = []
     for number in range(len(entries) - 1, -1, -1):
         entry = entries[number]
         if entry.index is not None and entry.index.up_to == number:  # entry 0: with the files that it adopted
-            return entry.index.files, tuple(reversed(deltas))
+            return StoredIndex(entry.index.files, tuple(reversed(deltas)))
         if entry.restored is not None:
             return None
         deltas += reversed(entry.keys)
         if entry.index is not None:  # the index as it was before this entry
-            return entry.index.files, tuple(reversed(deltas))
-    return (), tuple(reversed(deltas))
+            return StoredIndex(entry.index.files, tuple(reversed(deltas)))
+    return StoredIndex((), tuple(reversed(deltas)))
 
 
-def _is_due(index: tuple[tuple[DataFile, ...], tuple[DataFile, ...]]) -> bool:
-    files, deltas = index
-    changed = sum(f.rows for f in deltas)
-    return len(deltas) > MOST_DELTAS or changed > MOST_CHANGED * sum(f.rows for f in files)
+def _is_due(index: StoredIndex) -> bool:
+    changed = sum(f.rows for f in index.deltas)
+    return len(index.deltas) > MOST_DELTAS or changed > MOST_CHANGED * sum(f.rows for f in index.files)
 
 
 def _settle(
-    table: OpenTable,
-    host: Host,
-    to: IndexTarget,
-    entry: LedgerEntry,
-    number: int,
-    index: tuple[tuple[DataFile, ...], tuple[DataFile, ...]],
-    *,
-    fold: bool,
+    table: OpenTable, host: Host, to: IndexTarget, entry: LedgerEntry, number: int, index: StoredIndex, *, fold: bool
 ) -> SettledBatch:
     unknown = _unknown_keys(table, to, entry, number)
     carry = partial(_carry, table, host, to.spec, number)
-    settle_with = partial(settle, to, entry.touched, *index, fold=fold, carry=carry, unknown=unknown)
+    settle_with = partial(settle, to, entry.touched, index, fold=fold, carry=carry, unknown=unknown)
     try:
         settled = settle_with()
     except UnreadableError as e:
@@ -319,7 +309,7 @@ def find_refused_again(
     if index is None:
         return {}
     try:
-        return find_refused(table.store, spec, *index, rows, unknown)
+        return find_refused(table.store, spec, index, rows, unknown)
     except DamagedTableError:  # the batch rebuilds the index, or a newer entry has replaced it
         return {}
 

@@ -145,7 +145,7 @@ class TableObjects:
 
     @staticmethod
     def is_moved(name: str) -> bool:
-        """Whether this is a pack of deletes that got their partitions from the key index (`engine.keyindex`)."""
+        """Whether this is a pack of deletes that got their partitions from the key index (`engine.keys`)."""
         return name.startswith(f"{DATA}/moved-")
 
     @staticmethod

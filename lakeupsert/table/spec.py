@@ -55,7 +55,7 @@ NOT_NULL_DELETES = "not_null_deletes"
 LANDING_FOLDERS = "landing_folders"
 """The feature of tables whose rows have values of folders of the landing files."""
 ENDED_KEYS = "ended_keys"
-"""The feature of tables in which a late delete may end a key although its row is newer (`engine.placing`)."""
+"""The feature of tables in which a late delete may end a key although its row is newer (`engine.keys.lives`)."""
 FEATURES = frozenset(
     {
         "columns",
@@ -317,7 +317,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ties: what decides between rows of a key with equal ordering values: the later ``arrival``, or only the ``content``.
         mode: ``rows``: the record of greatest rank is the row. ``columns``: each column has its own winner (`rows.columns`).
         nulls: whether a null is a value that a record brings. Only for mode columns, as are ``groups``.
-        key_scope: whether a key has one row in each ``partition``, or in the whole ``table`` (`engine.keyindex`).
+        key_scope: whether a key has one row in each ``partition``, or in the whole ``table`` (`engine.keys`).
         history: whether merges keep the versions that they supersede (`read.history`).
         versions: whether a row's batch is stored with it, as `BATCH`.
         requires: format features that a reader or writer must know to use the table.

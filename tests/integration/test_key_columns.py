@@ -20,9 +20,9 @@ from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings, load
 from lakeupsert.engine import batch
-from lakeupsert.engine import keyindex as engine
 from lakeupsert.engine.by_name import HostName
-from lakeupsert.engine.carry import WrongIndexError
+from lakeupsert.engine.keys import rebuild, spill
+from lakeupsert.engine.keys.carry import WrongIndexError
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import key_places
 from lakeupsert.storage import open_store
@@ -188,8 +188,8 @@ def test_random_records_come_to_what_was_taken_of_them(
     rng = random.Random(seed)
     monkeypatch.setattr(key_places, "MOST_CHANGED", rng.choice([0, 9]))
     if seed % 3 == 0:
-        monkeypatch.setattr(engine, "RANGE_ROWS", 4)
-        monkeypatch.setattr(engine, "MOST_BITS", 3)
+        monkeypatch.setattr(spill, "RANGE_ROWS", 4)
+        monkeypatch.setattr(spill, "MOST_BITS", 3)
     nights = Nights(tmp_path, strategy=rng.choice(["rewrite", "delta"]), versions=rng.random() < 0.3)
     if adopted := rng.random() < 0.3:
         nights.adopt(*(full(key, rng.randrange(1, 4), rng.randrange(30), v=rng.randrange(99)) for key in "abcxyz"))
@@ -537,7 +537,7 @@ def test_older_record_waits_if_nobody_knows_what_named_the_partition(
     with monkeypatch.context() as earlier:
         earlier.setattr(TableSpec, "naming_id", property(lambda spec: None))
         earlier.setattr(evolution, "NAMED_PARTITIONS", "key_scope")
-        earlier.setattr(engine, "find_naming", knows_nothing)
+        earlier.setattr(rebuild, "find_naming", knows_nothing)
         nights.night(full("a", 1, 1, u=1))
         nights.night(update("a", 9, v=9))
         lose_index(nights)

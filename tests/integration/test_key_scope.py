@@ -15,8 +15,9 @@ import pytest
 
 from lakeupsert import Table
 from lakeupsert.config import load
-from lakeupsert.engine import keyindex as engine
 from lakeupsert.engine.hosts import LocalHost
+from lakeupsert.engine.keys import index, rebuild, spill
+from lakeupsert.engine.keys.batch import WrittenBatch
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError, TaskDiedError
 from lakeupsert.operations import vacuum
 from lakeupsert.pipeline import append as append_module
@@ -113,7 +114,7 @@ def test_keys_move_between_files_of_before_and_after_a_rename(lake: Lake) -> Non
 
 
 def test_keys_of_one_hash_are_several_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "key_hashes", lambda rows, spec: np.full(rows.num_rows, 7, np.uint64))
+    monkeypatch.setattr(index, "key_hashes", lambda rows, spec: np.full(rows.num_rows, 7, np.uint64))
     lake = Lake(tmp_path, key_scope="table")
     night(lake, 1, [row("a", 0, 5, 1), row("b", 1, 2, 1)])
     night(lake, 2, [row("a", 1, 6, 2), row("b", 0, 1, 2), row("c", 2, 0, 2)])
@@ -124,8 +125,8 @@ def test_keys_of_one_hash_are_several_keys(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.long
 def test_index_in_many_ranges_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "RANGE_ROWS", 8)
-    monkeypatch.setattr(engine, "MOST_BITS", 4)
+    monkeypatch.setattr(spill, "RANGE_ROWS", 8)
+    monkeypatch.setattr(spill, "MOST_BITS", 4)
     monkeypatch.setattr(vectors, "INLINE_BYTES", 0)
     lake = Lake(tmp_path, key_scope="table")
     rng = random.Random(8)
@@ -235,7 +236,7 @@ def test_vacuum_keeps_the_index_of_the_head_and_no_other(lake: Lake) -> None:
     assert head is not None
     index = key_places.named_index(lake.table.objects.headers(head.number))
     assert index is not None
-    assert objects(lake) == {f.name for files in index for f in files}
+    assert objects(lake) == {f.name for f in index.all}
     night(lake, 9, [row("a", 2, 9)])
     lake.finish_and_check()
 
@@ -373,14 +374,14 @@ def _small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many ranges, runs of files, packs and calls of the host."""
     sizes = {"RANGE_ROWS": 8, "MOST_BITS": 3, "RUN_ROWS": 20, "FILE_ROWS": 1, "FILES_A_CALL": 4, "CUT_BYTES": 2000}
     for name, size in sizes.items():
-        monkeypatch.setattr(engine, name, size)
+        monkeypatch.setattr(spill if hasattr(spill, name) else rebuild, name, size)
 
 
 def index_of(lake: Lake) -> list[tuple[int, int, list[dict[str, Any]]]]:
     """Bucket, bits and rows of each file of the index that the last entry with one names."""
     entry = [entry for _, entry in lake.entries() if entry.index][-1]
     assert entry.index is not None
-    store, schema = open_store(lake.settings.processed), engine.key_schema(lake.table.objects.spec())
+    store, schema = open_store(lake.settings.processed), index.key_schema(lake.table.objects.spec())
     return [(f.bucket, f.bits, read_file(store, f, schema).to_pylist()) for f in entry.index.files]
 
 
@@ -524,7 +525,7 @@ def test_task_that_is_killed_after_its_pack_leaves_nothing_that_counts(tmp_path:
 
 def test_planted_second_row_is_found_by_reconcile_deep(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     night(lake, 1, [row("a", 0, 1), row("b", 0, 1)])
-    monkeypatch.setattr(engine, "_add_rows", lambda to, touched, rows, **more: touched)
+    monkeypatch.setattr(WrittenBatch, "add", lambda self, rows, **more: None)
     night(lake, 2, [row("a", 1, 2)])
     assert days(lake) == {"a": [0, 1], "b": [0]}
     checked = lake.table.reconcile(deep=True)

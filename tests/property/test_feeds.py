@@ -19,9 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakeupsert.engine import keyindex
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.batch import AppendJob
+from lakeupsert.engine.keys.index import IndexTarget, StoredIndex
+from lakeupsert.engine.keys.lives import UnknownKeys
+from lakeupsert.engine.keys.settle import settle
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.engine.reports import Written, touched_by
 from lakeupsert.engine.settle import settle_and_write
@@ -514,18 +516,17 @@ def merged_in_table(
 ) -> list[tuple[str, str]]:
     """The rows that live, with their partitions, after the batches met a key index and were merged, one or several at a time."""
     store, piles = LocalStore(folder), {f"part={n}": Pile() for n in range(6)}
-    index: tuple[DataFile, ...] = ()
-    deltas: tuple[DataFile, ...] = ()
+    index = StoredIndex()
     for number, came in enumerate(arrived):
         feeds = {p: [[r for r in came if r["home"] == p]] for p in (*piles, UNPLACED)}
         touched = touched_by(written(store, spec, 0, feeds))
-        to = keyindex.IndexTarget(store, spec, 0, "b", number)
-        unknown = keyindex.UnknownKeys(rng.choice([*piles]), kept=True)
+        to = IndexTarget(store, spec, 0, "b", number)
+        unknown = UnknownKeys(rng.choice([*piles]), kept=True)
         fold = rng.random() < 0.5
-        settled = keyindex.settle(to, touched, index, deltas, fold=fold, carry=nothing_to_carry, unknown=unknown)
+        settled = settle(to, touched, index, fold=fold, carry=nothing_to_carry, unknown=unknown)
         if settled.index is not None:
-            index, deltas = settled.index, ()
-        deltas += settled.keys
+            index = StoredIndex(settled.index)
+        index = StoredIndex(index.files, (*index.deltas, *settled.keys))
         rows = {p: t.rows - t.superseded for p, t in settled.touched.items()}
         assert rows == {p: sum(f.live for f in t.files) for p, t in settled.touched.items()}
         assert sum(t.rows - t.moved for t in settled.touched.values()) == len(came)

@@ -136,7 +136,7 @@ class UpkeepMachine(RuleBasedStateMachine):
         assert stored == named, f"left over: {stored - named}, lost: {named - stored}"
         keys = {f.name for f in table.store.list(f"{KEYS}/")}
         index = key_places.named_index(table.headers(self.lake.entries()[-1][0]))
-        assert keys == {f.name for files in index or () for f in files}
+        assert keys == {f.name for f in (index.all if index else ())}
 
     def struck(self, strike: Any, step: Any) -> None:
         """Run a step; where it is struck, a new process goes on."""

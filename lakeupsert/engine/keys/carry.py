@@ -1,7 +1,7 @@
 """Mode columns: what a partition knows of keys that leave it, to be carried to the partitions that they move to.
 
 Reads     stored, tombstone and appended files of the partition that may have one of the keys
-Writes    nothing; `keyindex` writes the rows, and they are appended with the batch that moves the keys
+Writes    nothing; `batch` writes the rows, and they are appended with the batch that moves the keys
 Repeat    safe: the same ledger gives the same rows
 """
 
@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.arrow import add_ranks
+from lakeupsert.engine.keys.index import HASH, is_among_hashes, with_column
 from lakeupsert.engine.merge import AGE
-from lakeupsert.engine.placing import HASH, is_among_hashes, with_column
 from lakeupsert.engine.resolve import TIES, rank
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.landing.adopted import stream_adopted

@@ -1,0 +1,250 @@
+"""A batch while its rows are settled against the key index: what stays where it landed, and what is written again elsewhere.
+
+Reads     the appended files
+Writes    appended files for the partitions that rows get, deletes for partitions that keys leave, deletion vectors
+Repeat    safe: every object has a new name
+
+Memory: key and order of the keys that move; in mode columns, their whole rows.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeupsert.engine.keys import effects
+from lakeupsert.engine.keys.carry import as_carried, newer_parts
+from lakeupsert.engine.keys.effects import ALONE, Effect
+from lakeupsert.engine.keys.index import IndexTarget, add_hashes, arrived_schema, repeat
+from lakeupsert.engine.keys.lives import UnknownKeys
+from lakeupsert.engine.keys.spill import KeptPacks
+from lakeupsert.landing.partitions import UNPLACED
+from lakeupsert.rows.arrays import Column, Indices, Rows
+from lakeupsert.rows.datafiles import POSITION, Pack, align, read_file, stream_file, write_to_pack
+from lakeupsert.rows.digest import Digest
+from lakeupsert.rows.floor import PARTITION
+from lakeupsert.rows.rank import sort_by_key
+from lakeupsert.rows.vectors import mark_deleted
+from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.ledger import NOTHING, Reason, Touched
+from lakeupsert.table.manifest import add_digests
+from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_FROM, MOVED_TO, OLDER, PLACE, TableSpec
+
+SOURCE = "_lakeupsert_source"
+"""Integer column: the place of a row's file in `Batch.files`."""
+
+
+class Batch:
+    """The rows of a batch, and what the index made of them.
+
+    Attributes:
+        files: the batch's files, each with its partition.
+        unknown: how many deletes have no more than the key of a key without a record.
+    """
+
+    def __init__(self, to: IndexTarget, touched: dict[str, Touched]) -> None:
+        self.files = [(partition, file) for partition, t in touched.items() for file in t.files]
+        self.files.sort(key=lambda pair: (pair[1].name, pair[1].at or 0))
+        self.unknown = 0
+        self._to, self._touched = to, touched
+        self._packs = KeptPacks(to.store, [file for _, file in self.files])
+        self._partitions = pa.array([partition for partition, _ in self.files], pa.string())
+        # Digests: of superseded rows by the partition where they landed, or by the one that a row without a partition got; and
+        # of the rows that left the partition where they landed, and are not superseded.
+        self._lost: defaultdict[str, Digest] = defaultdict(partial(Digest, to.spec))
+        self._lost_alone: defaultdict[str, Digest] = defaultdict(partial(Digest, to.spec))
+        self._away: defaultdict[str, Digest] = defaultdict(partial(Digest, to.spec))
+        self._gone: defaultdict[int, list[Indices]] = defaultdict(list)
+        self._placed: defaultdict[int, list[Rows]] = defaultdict(list)
+        self._refused: dict[Reason, list[Rows]] = {}
+        self._found: defaultdict[type[Effect], list[Rows]] = defaultdict(list)
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for _, file in self.files)
+
+    def arrived(self) -> Iterator[Rows]:
+        """Key and rank of all rows."""
+        for number, (_, file) in enumerate(self.files):
+            for block in stream_file(self._packs, file, arrived_schema(self._to.spec)):
+                yield add_hashes(block.append_column(SOURCE, repeat(number, pa.int32(), block)), self._to.spec)
+
+    def partitions_of(self, rows: Rows) -> Column:
+        """The partitions where rows landed, or `UNPLACED`."""
+        return self._partitions.take(rows[SOURCE].combine_chunks())
+
+    def take(self, effect: Effect) -> None:
+        match effect:
+            case effects.Superseded(rows):
+                self._leave(rows.filter(pc.invert(rows[ALONE])), self._lost)
+                alone = rows.filter(rows[ALONE])
+                for partition in pc.unique(alone[PARTITION]).to_pylist():
+                    self._lost_alone[partition].add(alone.filter(pc.equal(alone[PARTITION], partition)))
+            case effects.Placed(rows):
+                self._leave(rows.filter(pc.invert(rows[ALONE])), self._away)
+                for number, of_file in _by_file(rows):
+                    self._placed[number].append(of_file.select([POSITION, PARTITION]))
+            case effects.Refused(rows, reason):
+                self._leave(rows.filter(pc.invert(rows[ALONE])), self._away)
+                self._refused.setdefault(reason, []).append(rows.select([SOURCE, POSITION, PARTITION, ALONE]))
+            case effects.Left(rows) | effects.Copied(rows) | effects.Moved(rows) | effects.Ended(rows):
+                self._found[type(effect)].append(rows)
+            case effects.Unknown(count):
+                self.unknown += count
+            case effects.Indexed():
+                pass  # `settle` writes them, range by range
+
+    def _leave(self, rows: Rows, digests: defaultdict[str, Digest]) -> None:
+        for number, of_file in _by_file(rows):
+            self._gone[number].append(of_file[POSITION].to_numpy())
+            digests[self.files[number][0]].add(of_file)
+
+    def written(self, carry: Callable[[Rows], Rows], unknown: UnknownKeys | None) -> "WrittenBatch":
+        """Write what does not stay where it landed; ``carry`` as in `settle`."""
+        spec, found = self._to.spec, self._found
+        carried = carry(pa.concat_tables(found[effects.Moved])) if found[effects.Moved] else None
+        out = WrittenBatch(self._to, *self._without_gone(unknown))
+        columns = [*spec.tombstone_schema.names, FILE, PLACE, DELETE_FLAG, PARTITION, MOVED_TO]
+        for kind in (effects.Left, effects.Copied):
+            if any(rows.num_rows for rows in found[kind]):
+                rows = pa.concat_tables([rows.select(columns) for rows in found[kind]])
+                out.add(rows, follows=kind is effects.Copied)
+        out.refused = self._refused_rows()
+        if found[effects.Ended] and carried is not None:
+            nowhere = pc.equal(carried[PARTITION], UNPLACED)
+            orphans, carried = carried.filter(nowhere), carried.filter(pc.invert(nowhere))
+            deletes = as_carried(pa.concat_tables(found[effects.Ended]), spec)
+            out.add(deletes, follows=True)
+            before, orphans = out.refused.get("unknown_key"), newer_parts(orphans, deletes, spec)
+            out.refused["unknown_key"] = _with_orphans(before, orphans, spec)
+        if carried is not None and carried.num_rows:
+            out.add(carried, follows=True)
+        for number, tables in sorted(self._placed.items()):
+            at = pa.concat_tables(tables)
+            out.add(self._read(number, at).append_column(PARTITION, at[PARTITION]))
+        return out
+
+    def _without_gone(self, unknown: UnknownKeys | None) -> tuple[dict[str, Touched], set[str]]:
+        """The batch without the rows that do not count and without `UNPLACED`, and the vectors that were written for it."""
+        nothing = np.empty(0, np.int64)
+        stay = [(n, file) for n, (partition, file) in enumerate(self.files) if partition != UNPLACED]
+        files, positions = (
+            [file for _, file in stay],
+            [np.concatenate([nothing, *self._gone.get(n, [])]) for n, _ in stay],
+        )
+        live = mark_deleted(self._to.store, files, positions, partial(TableObjects.new_late, self._to.start))
+        by_name = {(f.name, f.at): f for f in live}
+        result = dict(self._touched)
+        alone = result.pop(UNPLACED, NOTHING)
+        for partition in self._lost.keys() | self._away.keys():
+            before, lost, away = result[partition], self._lost[partition], self._away[partition]
+            result[partition] = msgspec.structs.replace(
+                before,
+                files=tuple(by_name[f.name, f.at] for f in before.files if (f.name, f.at) in by_name),
+                rows=before.rows - away.rows,
+                digest=add_digests((before.digest, away.negative())),
+                superseded=before.superseded + lost.rows,
+                superseded_digest=add_digests((before.superseded_digest, str(lost))),
+            )
+        result = {partition: t for partition, t in result.items() if t.rows or partition not in self._away}
+        for partition, digest in self._lost_alone.items():
+            result[partition] = _with_lost(result.get(partition, NOTHING), digest.rows, str(digest))
+        if unknown is not None and alone.superseded:
+            before = result.get(unknown.partition, NOTHING)
+            result[unknown.partition] = _with_lost(before, alone.superseded, alone.superseded_digest)
+        return result, {name for f in live for name in f.objects} - {name for f in files for name in f.objects}
+
+    def _refused_rows(self) -> dict[Reason, Rows]:
+        """The refused rows with all their columns, see `Settled`."""
+        found = {}
+        for reason, tables in self._refused.items():
+            parts = []
+            for number, at in _by_file(pa.concat_tables(tables)):
+                own = pc.if_else(at[ALONE], None, at[PARTITION])
+                parts.append(self._read(number, at).append_column(PARTITION, own))
+            found[reason] = pa.concat_tables(parts)
+        return found
+
+    def _read(self, number: int, at: Rows) -> Rows:
+        file, spec = msgspec.structs.replace(self.files[number][1], deleted=None), self._to.spec
+        return read_file(self._packs, file, spec.ranked_schema, spec).take(at[POSITION])
+
+
+@dataclass
+class WrittenBatch:
+    """A batch after what does not stay where it landed was written.
+
+    Attributes:
+        touched: what it has of each partition.
+        vectors: the deletion vectors that were written.
+        refused: see `Settled`.
+    """
+
+    to: IndexTarget
+    touched: dict[str, Touched]
+    vectors: set[str]
+    refused: dict[Reason, Rows] = field(default_factory=dict)
+
+    def add(self, rows: Rows, *, follows: bool = False) -> None:
+        """Write these rows, for the partitions that they have in `PARTITION`.
+
+        With `MOVED_TO` or `MOVED_FROM` they did not land. They are deletes for partitions that keys leave, of another record's
+        rank, or (``follows``) deletes and rows for partitions that keys come to.
+        """
+        to, spec, result = self.to, self.to.spec, self.touched
+        schema, landed = spec.ranked_schema, False
+        if MOVED_TO in rows.schema.names:
+            schema = schema.append(pa.field(MOVED_TO, pa.string()))
+        elif MOVED_FROM in rows.schema.names:
+            schema = schema.append(spec.base_schema.field(OLDER)).append(pa.field(MOVED_FROM, pa.string()))
+        else:
+            landed = True
+        with Pack(to.store, TableObjects.new_moved(to.start)) as pack:
+            for partition in sorted(pc.unique(rows[PARTITION]).to_pylist()):
+                coming = align(rows.filter(pc.equal(rows[PARTITION], partition)), schema)
+                digest = Digest(spec)
+                digest.add(coming)
+                ordered = coming.take(sort_by_key(coming, spec.stored_key))
+                files = write_to_pack(pack, ordered, schema, to.footer("appended", partition), spec)
+                before = result.get(partition, NOTHING)
+                result[partition] = msgspec.structs.replace(
+                    before,
+                    files=(*before.files, *files),
+                    rows=before.rows + digest.rows,
+                    moved=before.moved + (0 if landed else digest.rows),
+                    followed=before.followed + (digest.rows if follows else 0),
+                    bytes=before.bytes + sum(f.bytes for f in files),
+                    digest=add_digests((before.digest, str(digest))),
+                )
+
+    @property
+    def objects(self) -> set[str]:
+        """All objects that were written."""
+        return self.vectors | {f.name for t in self.touched.values() for f in t.files if TableObjects.is_moved(f.name)}
+
+
+def _by_file(rows: Rows) -> Iterator[tuple[int, Rows]]:
+    for number in pc.unique(rows[SOURCE]).to_pylist():
+        yield number, rows.filter(pc.equal(rows[SOURCE], number))
+
+
+def _with_lost(touched: Touched, rows: int, digest: str | None) -> Touched:
+    """``touched`` with more rows, which are superseded."""
+    return msgspec.structs.replace(
+        touched,
+        rows=touched.rows + rows,
+        superseded=touched.superseded + rows,
+        digest=add_digests((touched.digest, digest)),
+        superseded_digest=add_digests((touched.superseded_digest, digest)),
+    )
+
+
+def _with_orphans(refused: Rows | None, orphans: Rows, spec: TableSpec) -> Rows:
+    schema = spec.ranked_schema.append(pa.field(PARTITION, pa.string()))
+    orphans = align(orphans.drop_columns([PARTITION]), schema)
+    return orphans if refused is None else pa.concat_tables([align(refused, schema), orphans])
