@@ -601,9 +601,9 @@ class Table:
         self,
         rows: int = 10,
         *,
+        snapshot: str | int | date = "published",
         where: str | None = None,
         columns: Sequence[str] | None = None,
-        snapshot: str | int | date = "published",
     ) -> pa.Table:
         """Read the first rows by partition and key, and no more files than they are in."""
         return first_rows(to_arrow(self._view(snapshot, where), where, columns=columns), rows)
@@ -648,8 +648,8 @@ class Table:
         from lakeupsert.read.spark import history_to_spark, to_spark
 
         if history:
-            return history_to_spark(spark, self._view(snapshot, None, versions=versions), where, columns)
-        return to_spark(spark, self._view(snapshot, where, versions=versions), where, columns)
+            return history_to_spark(spark, self._view(snapshot, None, versions=versions), where=where, columns=columns)
+        return to_spark(spark, self._view(snapshot, where, versions=versions), where=where, columns=columns)
 
     def to_duckdb(
         self,
@@ -671,7 +671,7 @@ class Table:
         """
         from lakeupsert.read.duckdb import to_duckdb
 
-        return to_duckdb(self._view(snapshot, where, versions=versions), connection, columns, where)
+        return to_duckdb(self._view(snapshot, where, versions=versions), connection, where=where, columns=columns)
 
     def to_polars(
         self,
@@ -688,7 +688,7 @@ class Table:
         """
         from lakeupsert.read.polars import to_polars
 
-        return to_polars(self._view(snapshot, where, versions=versions), columns, where)
+        return to_polars(self._view(snapshot, where, versions=versions), where=where, columns=columns)
 
     def to_pandas(
         self,

@@ -36,8 +36,8 @@ class RunOptions(BatchOptions):
     """How a night runs. With ``host`` auto, the landing bytes that it has to merge decide where; the result says why.
 
     Attributes:
-        workers: processes of this machine that merge; None: Spark's tasks if the night runs there, otherwise
-            ``local_workers`` processes.
+        workers: processes of this machine that merge; None: Spark's tasks if the night runs there, otherwise ``local_workers``.
+        local_workers: processes of this machine that merge if ``workers`` does not say.
         calls_at_once: how many calls run in threads of this process; each takes its share of the memory.
         engine: as for `dedupe`.
         max_bytes, max_cost: refuse a run whose plan is above these, before it writes anything; None is no limit.

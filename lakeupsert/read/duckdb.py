@@ -31,8 +31,9 @@ class _Rows:
 def to_duckdb(
     view: View,
     connection: "DuckDBPyConnection | None" = None,
-    columns: Sequence[str] | None = None,
+    *,
     where: str | None = None,
+    columns: Sequence[str] | None = None,
 ) -> "DuckDBPyRelation":
     """A relation of the view's rows that pass the filter, in no particular order. With a filter they are read through Arrow.
 

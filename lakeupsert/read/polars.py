@@ -17,7 +17,7 @@ MOST_ROWS = 2**32 - 1
 """In one scan. Polars counts them with 32 bits, unless it is the build for more."""
 
 
-def to_polars(view: View, columns: Sequence[str] | None = None, where: str | None = None) -> "pl.LazyFrame":
+def to_polars(view: View, *, where: str | None = None, columns: Sequence[str] | None = None) -> "pl.LazyFrame":
     """A LazyFrame of the view's rows that pass the filter. No row is read before `collect`. With a filter they are read through
     Arrow.
 

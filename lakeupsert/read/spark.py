@@ -56,7 +56,7 @@ _VIEWS: WeakKeyDictionary[SparkSession, list[View]] = WeakKeyDictionary()
 
 
 def to_spark(
-    spark: SparkSession, view: View, where: str | None = None, columns: Sequence[str] | None = None
+    spark: SparkSession, view: View, *, where: str | None = None, columns: Sequence[str] | None = None
 ) -> DataFrame:
     """A DataFrame of the view's rows, with these columns of the view; default: all, in its order.
 
@@ -88,7 +88,7 @@ def _select(frame: DataFrame, columns: Sequence[str] | None) -> DataFrame:
 
 
 def history_to_spark(
-    spark: SparkSession, view: View, where: str | None = None, columns: Sequence[str] | None = None
+    spark: SparkSession, view: View, *, where: str | None = None, columns: Sequence[str] | None = None
 ) -> DataFrame:
     """A DataFrame of all versions, as of `history_to_arrow`, in no particular order. Raises as `to_spark` does."""
     spec, schema = view.spec, history_schema(view)

@@ -87,7 +87,12 @@ def test_spark_is_taken_from_so_many_bytes_and_then_merges_too(lake: Lake, monke
     answer("append")
     merges = []
     monkeypatch.setattr(by_name, "SPARK_PAYS_BYTES", 1)
-    monkeypatch.setattr(run_module, "drain_queues", lambda table, options, collect: merges.append(options.host))
+
+    def drained(table: Any, options: Any) -> list[Any]:
+        merges.append(options.host)
+        return []
+
+    monkeypatch.setattr(run_module, "drain_queues", drained)
     answer("run")
     answer("run", "--workers", "2")
     assert merges == ["spark", "local"]

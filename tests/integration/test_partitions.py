@@ -591,7 +591,7 @@ def test_spark_plans_at_545_dates_of_four(
     from lakeupsert.read.spark import to_spark
 
     numbers = {bucket_of(key) for key in keys} if keys is not None else set(range(BY_DAY))
-    frame = to_spark(spark, large, where)
+    frame = to_spark(spark, large, where=where)
     found = frame.inputFiles()
     assert {int(re.search(r"order_id_bucket=(\d)/", path)[1]) for path in found} == numbers  # type: ignore[index]
     assert len(found) == days * len(numbers)

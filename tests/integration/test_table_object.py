@@ -1,5 +1,6 @@
 """`Table` as an object: what it shows of itself, its schema and snapshot, `with`, and `columns=` of every reader."""
 
+import inspect
 import re
 import shutil
 from collections.abc import Sequence
@@ -304,3 +305,26 @@ def test_integer_beside_text_is_its_digits_in_every_filter(tmp_path: Path) -> No
         for read in (lambda w: table.to_arrow(where=w), lambda w: table.query(f"from sales where {w}")):
             with pytest.raises(ConfigurationError):
                 read(where)
+
+
+@pytest.mark.parametrize("name", ["append", "dedupe", "delete", "reprocess", "run", "update"])
+def test_help_describes_every_option(name: str) -> None:
+    """Those of a method are the fields of a dataclass, and its lines under Attributes."""
+    method = getattr(Table, name)
+    described = {
+        one
+        for line in re.findall(r"^    (\w+(?:, \w+)*):", inspect.getdoc(method) or "", re.M)
+        for one in line.split(", ")
+    }
+    options = {*inspect.signature(method).parameters} - {"self", "progress"}
+    assert options - {"selected"} <= described, options - described
+    assert described <= {*options, "progress"}
+
+
+def test_unknown_option_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    table = opened(tmp_path / "nowhere")
+    with pytest.raises(TypeError, match="wokers"):
+        table.run(wokers=2)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError) as refused:
+        table.run(host="laptop")  # type: ignore[arg-type]
+    assert refused.value.code == "unknown-word"
