@@ -64,11 +64,7 @@ class Host(Protocol):
 
 
 def map_counted(
-    host: Host,
-    store: ObjectStore,
-    function: Callable[[Item], Found],
-    items: Sequence[Item],
-    sizes: Sequence[float],
+    host: Host, store: ObjectStore, function: Callable[[Item], Found], items: Sequence[Item], sizes: Sequence[float]
 ) -> Iterable[Found | Exception]:
     """`Host.map`. What tasks elsewhere request of ``store``, which ``function`` holds, is added to its requests.
 

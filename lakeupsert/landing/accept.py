@@ -59,8 +59,8 @@ from lakeupsert.rows.columns import find_brought_columns
 from lakeupsert.rows.convert import READABLE_MOMENTS, as_mask, convert, unreadable_moments
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import NotFoundError, ObjectReader
-from lakeupsert.table.evolution import describe_separator
 from lakeupsert.table.ledger import Reason
+from lakeupsert.table.misnamed import describe_separator
 from lakeupsert.table.spec import DELETE_FLAG, HAS, PLACE, DeleteRule, TableSpec
 from lakeupsert.table.types import type_name
 

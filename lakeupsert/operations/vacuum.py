@@ -191,11 +191,7 @@ class _Survey:
     """
 
     def __init__(
-        self,
-        table: OpenTable,
-        publishers: Publishers,
-        expiry: _Expiry | None = None,
-        before: "_Survey | None" = None,
+        self, table: OpenTable, publishers: Publishers, expiry: _Expiry | None = None, before: "_Survey | None" = None
     ) -> None:
         self._table = table
         self._publishers = publishers

@@ -28,8 +28,9 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.quarantine_limit import truncated
 from lakeupsert.rows.convert import texts_like
 from lakeupsert.storage import ObjectReader
-from lakeupsert.table.evolution import evolve, is_retypable, nearest_name
+from lakeupsert.table.evolution import evolve, is_retypable
 from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.misnamed import did_you_mean
 from lakeupsert.table.spec import ENDED_KEYS, TableSpec
 from lakeupsert.table.types import normalize, same_values, type_name, widen
 
@@ -187,10 +188,9 @@ def without_operations(table: OpenTable, entries: Sequence[LedgerEntry]) -> list
         return []
     spec = table.spec(entries[-1].spec_version)
     column = spec.delete.operation or "" if spec.delete else ""
-    close = nearest_name(column, spec.schema.names)
     return [
         f"no file since batch {min(batches)} has the column {column!r} of [tables.{table.name}.delete], so it deletes nothing."
-        f"{f' Did you mean {close!r}?' if close else ''} If the name is wrong, correct it and create the table again: "
+        f"{did_you_mean(column, spec.schema.names)} If the name is wrong, correct it and create the table again: "
         "it is fixed when a table is created."
     ]
 
@@ -346,8 +346,7 @@ def _dates_without_effect(table: OpenTable, spec: TableSpec) -> list[str]:
     for column in table.settings.read.dates:
         name = spec.table_name_of(column)
         if name not in spec.schema.names:
-            close = nearest_name(column, spec.schema.names)
-            hint = f" Did you mean {close!r}?" if close else ""
+            hint = did_you_mean(column, spec.schema.names)
             warnings.append(f"the table has no column {column!r}, to which {where} gives formats.{hint}")
         elif not is_dated(spec.schema.field(name).type):
             type_ = type_name(spec.schema.field(name).type)

@@ -4,18 +4,17 @@ Each function returns the next version of a spec, or raises. Nothing is written 
 """
 
 import base64
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
 from typing import Literal, Required, TypedDict, Unpack
 
 import msgspec
 import pyarrow as pa
 from pyarrow.types import is_date, is_timestamp
 
-from lakeupsert.config import EnvelopeName, toml_key
+from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.table.misnamed import did_you_mean, find_typo, suggest
 from lakeupsert.table.spec import (
     ENDED_KEYS,
     FIELD_ID,
@@ -40,15 +39,6 @@ _GRAMMAR = {
     "order_by": " (COLUMN, then asc or desc, then nulls first or nulls last)",
     "partition_by": " (COLUMN, or year, month, date or hour of one: `date(COLUMN) as NAME`, or `bucket(N, COLUMN, …)`)",
 }
-_WRAPPED: dict[EnvelopeName, tuple[set[str], ...]] = {
-    "debezium": ({"op", "before", "after"}, {"op", "after", "source"}, {"schema", "payload"}),
-    "dms": ({"data", "metadata"},),
-    "wal2json": ({"action", "schema", "table"}, {"xid", "change"}, {"nextlsn", "change"}, {"timestamp", "change"}),
-    "singer": ({"type", "stream", "record"},),
-    "airbyte": ({"type", "record"}, {"_airbyte_data"}),
-}
-"""The columns of change events that are read without the setting `read.envelope`. In a snapshot `before` is always null."""
-_UNSPLIT = re.compile(r"[^;,|\t]+([;,|\t])(?:[^;,|\t]+\1)*[^;,|\t]+")
 _ORDER_TYPES = "numbers, text, dates, times, timestamps, booleans, binary"
 _NO_EXPRESSION = (
     " It is not an expression either: those are year(COLUMN), month(COLUMN), date(COLUMN), hour(COLUMN) and "
@@ -166,7 +156,7 @@ def _refuse_missing(schema: pa.Schema, declared: TableSpec, files: pa.Schema, ty
     for role in ("key", "partition_by", "order_by"):
         for name in getattr(declared, role):
             if name not in schema.names and not (role == "order_by" and name in comes):
-                hint = _suggestion(name, files)
+                hint = suggest(name, files)
                 if role == "partition_by" and re.search(r"[()]", name):
                     hint = _NO_EXPRESSION + hint
                 without = "; without `order_by`, arrival decides" if role == "order_by" else ""
@@ -256,73 +246,6 @@ def _refuse_unfit_rules(schema: pa.Schema, declared: TableSpec) -> None:
             "first ordering column.",
             "begin `order_by` with a column in which the greatest value wins and null loses",
         )
-
-
-def _suggestion(name: str, schema: pa.Schema) -> str:
-    """Suggests the column of ``schema`` that ``name`` may be a typo of, and lists them all."""
-    close = nearest_name(name, schema.names)
-    envelope = find_envelope(schema.names)
-    wrapped = f' The rows look wrapped: set `envelope = "{envelope}"` in [tables.….read].' if envelope else ""
-    found = f" Found: {', '.join(schema.names)}."
-    return f"{f' Did you mean {close!r}?' if close else ''}{found}{wrapped}{describe_separator(schema.names)}"
-
-
-def find_envelope(columns: Iterable[str]) -> EnvelopeName | None:
-    """The envelope that rows with these columns are in, if they were read without the setting."""
-    found = {*columns}
-    wal2json: EnvelopeName | None = "wal2json" if found == {"change"} else None  # without any of its options
-    return next((e for e, names in _WRAPPED.items() if any(n <= found for n in names)), wal2json)
-
-
-def describe_separator(names: Iterable[str]) -> str:
-    """What to set if one of these columns looks like a header that was not split; empty if none does."""
-    found = next((match for name in names if (match := _UNSPLIT.fullmatch(name))), None)
-    if found is None:
-        return ""
-    separator = found[1].replace("\t", "\\t")
-    return (
-        f' The header looks separated by "{separator}": set `delimiter = "{separator}"` in [tables.….read], or add it to '
-        "`dialects` if other files have another."
-    )
-
-
-def nearest_name(name: str, columns: Iterable[str], cutoff: float = 0.8) -> str | None:
-    """The column that ``name`` is most likely a typo of, ignoring case; None if none is as similar as ``cutoff`` (1: equal)."""
-    called = {column.lower(): column for column in columns}
-    close = difflib.get_close_matches(name.lower(), called, n=1, cutoff=cutoff)
-    return called[close[0]] if close else None
-
-
-def find_typo(name: str, columns: Iterable[str]) -> str | None:
-    """The column that ``name`` is a typo of: they differ by one letter, by two swapped letters, or only by `_` or case.
-
-    Other digits or another word make another name: a table may have `price_1` and `price_2`, or `deleted` and `deleted_at`.
-    """
-    return next((column for column in columns if column != name and _is_slip(name.lower(), column.lower())), None)
-
-
-def _is_slip(name: str, column: str) -> bool:
-    here, there = (re.split(r"[\W_]+", text) for text in (name, column))
-    if "".join(here) == "".join(there):
-        return True
-    others = [(one, other) for one, other in zip(here, there, strict=False) if one != other]
-    return len(here) == len(there) and len(others) == 1 and _is_one_slip(*others[0])
-
-
-def _is_one_slip(word: str, other: str) -> bool:
-    """Short words that differ by a letter are different words, for example `en` and `es`. So are words with another first
-    letter."""
-    if min(len(word), len(other)) < 4 or word[0] != other[0] or re.findall(r"\d", word) != re.findall(r"\d", other):
-        return False
-    begin = _common_start(word, other)
-    end = _common_start(word[begin:][::-1], other[begin:][::-1])
-    own, others = word[begin : len(word) - end], other[begin : len(other) - end]
-    return max(len(own), len(others)) == 1 or (len(own) == 2 and own == others[::-1])
-
-
-def _common_start(one: str, other: str) -> int:
-    """How many letters both words start with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def evolve(spec: TableSpec, schema: pa.Schema) -> TableSpec:
@@ -473,8 +396,7 @@ def _free_field(spec: TableSpec, column: str, what: str) -> pa.Field:
             "change them",
         )
     if name not in spec.schema.names:
-        close = difflib.get_close_matches(name, spec.schema.names, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, spec.schema.names, cutoff=0.6)
         raise ConfigurationError(
             "unknown-column",
             f"The table has no column {column!r}.{hint} Its columns: {', '.join(spec.schema.names)}. Nothing was changed.",
@@ -534,7 +456,7 @@ def _refuse_operation_slip(column: str, files: pa.Schema, named: Sequence[str]) 
         return
     raise ConfigurationError(
         "missing-column",
-        f"`delete.column` names the column {column!r}, which no readable file has.{_suggestion(column, files)}",
+        f"`delete.column` names the column {column!r}, which no readable file has.{suggest(column, files)}",
         next=f"correct `delete.column` in lakeupsert.toml; if {column!r} comes with later files, give it its type under "
         f'[tables.….schema]: `{toml_key(column)} = "string"`',
     )
@@ -570,7 +492,7 @@ def _refuse_groups(schema: pa.Schema, declared: TableSpec) -> None:
             if name not in schema.names:
                 raise ConfigurationError(
                     "missing-column",
-                    f"`groups.{group.name}` names the column {name!r}, which no readable file has.{_suggestion(name, schema)}",
+                    f"`groups.{group.name}` names the column {name!r}, which no readable file has.{suggest(name, schema)}",
                     next="correct the name; if the column comes with later files, give it a type under [tables.….schema]: "
                     f'`{toml_key(name)} = "…"`',
                 )
@@ -589,7 +511,7 @@ def _add_computed(schema: pa.Schema, computed: PartitionColumn, declared: TableS
         if source not in schema.names:
             raise ConfigurationError(
                 "missing-column",
-                f"{takes} {source!r}, which no readable file has.{_suggestion(source, schema)}",
+                f"{takes} {source!r}, which no readable file has.{suggest(source, schema)}",
                 next="correct `partition_by` in lakeupsert.toml, or add files that have that column",
             )
     if computed.function == "bucket":

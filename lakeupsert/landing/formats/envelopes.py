@@ -2,7 +2,7 @@
 
 `debezium` returns what Debezium's ExtractNewRecordState returns with `add.fields`, and the event's position in the log. The
 others read JSON: `dms` messages of AWS DMS, `Wal2json` those of a plugin of PostgreSQL, `singer` and `airbyte` those of taps
-and sources. Another envelope is a function, and an entry of `_UNWRAP` and of `evolution._WRAPPED`.
+and sources. Another envelope is a function, and an entry of `_UNWRAP` and of `misnamed._WRAPPED`.
 """
 
 from collections.abc import Callable, Collection, Sequence

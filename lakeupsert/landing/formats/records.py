@@ -34,7 +34,7 @@ from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type, unify, w
 from lakeupsert.landing.formats.lines import TextLines, is_utf8
 from lakeupsert.landing.formats.only import names_in_files, own_rows
 from lakeupsert.rows.arrays import Indices, Mask
-from lakeupsert.table.evolution import describe_separator
+from lakeupsert.table.misnamed import describe_separator
 
 _HEADER_BYTES = 1 << 16
 _BOM = b"\xef\xbb\xbf"

@@ -36,10 +36,10 @@ from lakeupsert.rows.buckets import hash_numbers
 from lakeupsert.rows.columns import columns_by_record
 from lakeupsert.rows.convert import convert, to_json_values
 from lakeupsert.table.chain import Link
-from lakeupsert.table.evolution import nearest_name
 from lakeupsert.table.layout import parse_partition, partition_scalars
 from lakeupsert.table.ledger import NOTHING, LedgerEntry, active_batches
 from lakeupsert.table.manifest import Manifest
+from lakeupsert.table.misnamed import did_you_mean
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import FILE, PLACE, TableSpec
 
@@ -177,7 +177,9 @@ def key_values(name: str, spec: TableSpec, key: Mapping[str, JsonValue]) -> dict
     known = (*spec.key, *spec.partition_by)
     unknown = [column for column in key if column not in known]
     if unknown:
-        wrong = " ".join(f"{column!r} is not one of them.{_did_you_mean(column, known)}" for column in unknown)
+        wrong = " ".join(
+            f"{column!r} is not one of them.{did_you_mean(column, known, cutoff=0.6)}" for column in unknown
+        )
         columns = f"partition column{'' if len(spec.partition_by) == 1 else 's'} {', '.join(spec.partition_by)}"
         also = f", and its {columns}" if spec.partition_by else ""
         raise ConfigurationError(
@@ -200,11 +202,6 @@ def key_values(name: str, spec: TableSpec, key: Mapping[str, JsonValue]) -> dict
                 next="give the value as it stands in the landing files",
             )
     return values
-
-
-def _did_you_mean(column: str, known: Sequence[str]) -> str:
-    near = nearest_name(column, known, cutoff=0.6)
-    return f" Did you mean {near!r}?" if near else ""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from lakeupsert.operations.init.words import Choice, count, is_named, name_list,
 from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectReader
-from lakeupsert.table.evolution import describe_separator, find_envelope, find_typo
+from lakeupsert.table.misnamed import describe_separator, find_envelope, find_typo
 
 _HEAD_BYTES = 1 << 16
 """Of each CSV file, for the sniffer."""
