@@ -92,7 +92,7 @@ def lake(tmp_path: Path) -> Lake:
     return lake
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_files_with_an_alias_are_read_as_those_with_the_tables_name(kind: str, lake: Lake) -> None:
     lake.configure(ALIASES)
@@ -232,7 +232,7 @@ def test_name_that_a_rename_gave_to_another_column_is_not_told(tmp_path: Path) -
     assert not lake.night(**{**ROW, "version": 2}).warnings
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("own", ["price", "Unit_Price", "up"])
 def test_line_that_is_proposed_can_be_used_as_it_is(own: str, kind: str, tmp_path: Path) -> None:

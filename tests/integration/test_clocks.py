@@ -35,7 +35,7 @@ def later(hours: float) -> int:
     return int((datetime.now(UTC) - datetime(2020, 1, 1, tzinfo=UTC)).total_seconds() + hours * HOUR)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("off", "warns"),
     [

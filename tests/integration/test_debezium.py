@@ -166,7 +166,7 @@ def parquet_of(columns: Mapping[str, pa.DataType], rows: Sequence[Record]) -> by
     return out.getvalue()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", ["rows", "columns"])
 @pytest.mark.parametrize("kind", ["events", "avro", "parquet"])
 def test_value_that_debezium_did_not_get_is_known_in_every_type(tmp_path: Path, mode: str, kind: str) -> None:
@@ -197,7 +197,7 @@ def test_value_that_debezium_did_not_get_is_known_in_every_type(tmp_path: Path, 
     feed.reconcile()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["jsonl", "avro", "flattened"])
 @pytest.mark.parametrize("mode", ["rows", "columns"])
 def test_key_change_without_a_long_value_is_told(tmp_path: Path, mode: str, kind: str) -> None:
@@ -391,7 +391,7 @@ def test_batch_with_a_truncate_is_refused(tmp_path: Path, kind: str, first: bool
 # -- dates as text (time.precision.mode = isostring)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["jsonl", "avro", "csv"])
 @pytest.mark.parametrize("declared", [False, True])
 def test_dates_and_times_may_end_in_z(tmp_path: Path, kind: str, declared: bool) -> None:

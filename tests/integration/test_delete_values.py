@@ -74,7 +74,7 @@ TYPED = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("values", "type_", "gone"), TYPED.values(), ids=TYPED)
 def test_value_of_its_type_deletes(values: str, type_: pa.DataType, gone: list[Any], tmp_path: Path) -> None:
     feed = Feed(tmp_path, f"values = {values}")
@@ -115,7 +115,7 @@ EQUAL_VALUES: list[tuple[str, pa.Array, bool]] = [
 ]
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("value", "column", "deletes", "kept"),
     [(*case, number % 2 == 1) for number, case in enumerate(EQUAL_VALUES)],
@@ -212,7 +212,7 @@ def test_values_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert feed.ids() == ["a"]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("before", "after"),
     [

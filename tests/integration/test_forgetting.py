@@ -103,7 +103,7 @@ def test_batches_that_wait_are_judged_one_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("upkeep", ["nothing", "compact", "stored", "landing"])
 @pytest.mark.parametrize("bucket", ["2500B", "256MiB"])

@@ -108,7 +108,7 @@ def assert_read(table: Table) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", sorted(path.name.split(".")[0] for path in (GOLDEN / "tables").iterdir()))
 def test_a_table_of_an_earlier_release(name: str, make_tables: ModuleType, tmp_path: Path) -> None:
     """As it was left, and after one more night."""
@@ -120,7 +120,7 @@ def test_a_table_of_an_earlier_release(name: str, make_tables: ModuleType, tmp_p
     assert_read(lake.table)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name",
     ["adopted", "columns", "floors", "hashed", "history", "key_scope", "renames", "restored", "versions", "whole"],

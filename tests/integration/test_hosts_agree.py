@@ -200,7 +200,7 @@ def land_most_of_one_date(folder: Path, keys: dict[str, Any]) -> None:
         pq.write_table(table, folder / f"{number}.parquet", row_group_size=100, compression="none")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("key", KEYS)
 def test_files_of_a_large_partition_hold_keys_of_their_range_alone(
     tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch

@@ -159,7 +159,7 @@ def with_publisher_behind(folder: Path) -> Lake:
 WRONG = [without_settings, with_deltas, before_publish, after_publish, reprocessed, tagged, with_publisher_behind]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("made", WRONG)
 def test_wrong_otherwise(made: Callable[[Path], Lake], tmp_path: Path, spark: Any) -> None:
     """As documented. What is exact one day leaves this list and that of the page."""

@@ -207,7 +207,7 @@ def same(found: Any, expected: Any) -> bool:
     return sorted(map(repr, found)) == sorted(map(repr, expected))
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("made", NATIVE + ARROW)
 def test_duckdb(made: Callable[[Path], Table], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = made(tmp_path)
@@ -226,7 +226,7 @@ def test_duckdb(made: Callable[[Path], Table], tmp_path: Path, caplog: pytest.Lo
     assert found.count("*").fetchall() == expected.count("*").fetchall() == found.count("*").fetchall()
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("made", NATIVE + ARROW)
 def test_polars(made: Callable[[Path], Table], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = made(tmp_path)
@@ -247,7 +247,7 @@ def test_polars(made: Callable[[Path], Table], tmp_path: Path, caplog: pytest.Lo
     assert found.head(3).collect().height == min(3, expected.height)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("made", NATIVE + ARROW)
 def test_pandas(made: Callable[[Path], Table], tmp_path: Path) -> None:
     table = made(tmp_path)

@@ -72,7 +72,7 @@ def stored(table: Table) -> dict[int, str | None]:
     return {row["id"]: row["note"] for row in table.to_arrow().read_all().to_pylist()}
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet", "orc", "avro"])
 @pytest.mark.parametrize("mode", ["rows", "columns"])
 @pytest.mark.parametrize("keep", [False, True])

@@ -71,7 +71,7 @@ def texts(lake: Lake, *args: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("partition_by", KINDS, ids=str)
 @pytest.mark.parametrize("chosen", ["rewrite", "delta"])
 def test_life_of_a_table(

@@ -630,7 +630,7 @@ def open_files(root: Path) -> list[str]:
     return [name for name in links if name.startswith(str(root)) and "/base-" in name]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("columns", [None, ["v"], ["d", "v"], ["d"]])
 @pytest.mark.parametrize("where", [None, "v < 1000"])
 def test_rows_come_in_order_with_the_values_of_their_partition(

@@ -570,7 +570,7 @@ def refusing(folder: Path) -> Table:
     return table
 
 
-@pytest.mark.few(18)
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [

@@ -237,7 +237,7 @@ CASES = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", CASES)
 def test_values_convert_exactly_or_not_at_all(case: str, folder: Path) -> None:
     was, given, now, wanted = CASES[case]
@@ -619,7 +619,7 @@ def test_retypes_race(folder: Path) -> None:
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.few(11)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dry", [True, False])
 @pytest.mark.parametrize(
     ("column", "type_", "code"),

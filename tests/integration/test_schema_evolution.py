@@ -87,7 +87,7 @@ class Lake:
 # ---------------------------------------------------------------- names in another case
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_column_in_another_case_is_the_tables(kind: str, tmp_path: Path) -> None:
     lake = Lake(tmp_path)

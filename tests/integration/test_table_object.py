@@ -160,7 +160,7 @@ def test_columns_in_spark(table: Table, spark: Any) -> None:
     assert table.to_spark(spark, history=True, columns=["valid_to", "k"]).columns == ["valid_to", "k"]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("reader", ["arrow", "duckdb", "polars", "pandas"])
 @pytest.mark.parametrize("columns", [["k", "nope"], "k"])
 def test_columns_that_are_not_there_are_refused_at_once(reader: str, columns: Any, table: Table) -> None:
@@ -206,7 +206,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda one: ",".join(one) or "none")
 def test_table_opened_by_its_folder_reads_the_same(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -293,7 +293,7 @@ FILTERS = (
 )
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", FILTERS)
 @pytest.mark.parametrize("snapshot", ["published", "latest"])
 def test_readers_see_the_same_batches(lake: Lake, where: str | None, snapshot: str) -> None:
