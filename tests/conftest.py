@@ -157,7 +157,7 @@ def no_session_by_accident(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that forgot `host="local"` costs the other processes of `make test` a JVM."""
     before = _session()
     yield
-    if before is None and not request.node.stash[STARTS]:
+    if before is None and not request.node.stash.get(STARTS, False):
         assert _session() is None, "this test started Spark without the fixture `spark`"
 
 
