@@ -47,7 +47,6 @@ VERBS: dict[str, Callable[[ObjectStore], Any]] = {
 PAGE = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body><p>Sign in<br></body></html>"
 
 
-@pytest.mark.core
 class TestS3Store(ObjectStoreContract):
     @pytest.fixture(autouse=True)
     def on_server(self, s3_server: Server, new_bucket: NewBucket) -> None:

@@ -130,7 +130,6 @@ class SqsContract(WorkQueueContract):
         assert self.receive_one(queue).receives == 1
 
 
-@pytest.mark.core
 class TestOnElasticMq(SqsContract):
     lease_seconds = 2.0
 

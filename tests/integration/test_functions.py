@@ -192,7 +192,6 @@ def test_poison_partition_is_tried_and_buried_with_its_reason(
     assert told == 12 - len(partitions) + MAX_RECEIVES * len(partitions)
 
 
-@pytest.mark.core
 def test_message_that_can_not_be_read_is_buried(lake: Lake, azure: Server, functions: ModuleType, two_am: None) -> None:
     functions.append(None)
     queue = QueueClient.from_connection_string(azure.env["AZURE_STORAGE_CONNECTION_STRING"], queue_of(lake))

@@ -227,7 +227,6 @@ def test_event_that_is_played_has_the_shape_of_the_file(appended: Lake) -> None:
 # -- append_nightly
 
 
-@pytest.mark.core
 def test_append_that_ended_is_measured(lake: Lake) -> None:
     log: list[Any] = []
     invoke_alone("append_nightly", {}, log=log)
@@ -452,7 +451,6 @@ def test_time_that_is_up_gives_the_rest_back_at_once(appended: Lake, monkeypatch
     assert appended.rows() == appended.expected(1)
 
 
-@pytest.mark.core
 def test_tries_are_used_up_where_nothing_is_ever_begun(appended: Lake) -> None:
     event = receive(appended)
     listed = settle(appended, event, invoke("dedupe_worker", event, Context(lambda: 0)))
