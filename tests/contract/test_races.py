@@ -45,7 +45,6 @@ def test_server_that_loses_races_is_refused_before_anything_is_written(
         lake.reopen()
 
 
-@pytest.mark.core
 def test_table_of_another_server_is_raced_before_the_first_write(
     moto: Server, loser: Server, new_place: NewPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,7 +104,6 @@ def test_night_is_merged_by_two_workers_that_wait_for_it(lake: Lake) -> None:
     lake.check()
 
 
-@pytest.mark.core
 def test_poison_partition_is_a_dead_letter_until_redrive(lake: Lake) -> None:
     mend = damage(lake, PARTITIONS[3])
     call(lake, "dedupe", code=1)
@@ -122,7 +121,6 @@ def test_poison_partition_is_a_dead_letter_until_redrive(lake: Lake) -> None:
     assert lake.rows() == lake.expected(2)
 
 
-@pytest.mark.core
 def test_messages_of_another_table_and_of_nobody_are_buried(lake: Lake) -> None:
     name = lake.settings.queue.removeprefix("sqs://")
     sqs = boto3.client("sqs")

@@ -120,7 +120,6 @@ def test_sigterm_lets_a_merge_be_finished(begin: Begin, lake: Lake, proxy: Fault
     assert count(lake) == QueueStats(len(PARTITIONS) - merged, 0, 0)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_sigterm_gives_back_what_takes_longer_than_the_grace(
     begin: Begin, lake: Lake, proxy: FaultProxy, processes: str
