@@ -144,6 +144,7 @@ def test_two_processes_that_drain_get_each_message_once(queue: SqliteQueue) -> N
     assert queue.stats() == QueueStats(visible=0, leased=0, dead=0)
 
 
+@pytest.mark.long
 def test_two_processes_that_redrive_bring_each_dead_letter_back_once(queue: SqliteQueue) -> None:
     queue.send(messages(200))
     for lease in drain(queue):
@@ -158,6 +159,7 @@ def test_two_processes_that_redrive_bring_each_dead_letter_back_once(queue: Sqli
     assert [lease.message.batch for lease in drain(queue)] == list(range(200))
 
 
+@pytest.mark.long
 def test_fork_keeps_what_parent_and_child_send(queue: SqliteQueue) -> None:
     """A child with an inherited connection loses its writes when the parent closes (sqlite.org/howtocorrupt.html)."""
     subprocess.run([sys.executable, "-c", FORK, queue.path], check=True)

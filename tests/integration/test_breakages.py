@@ -281,6 +281,7 @@ def test_deleted_queue(lake: Path) -> None:
 # ---------------------------------------------------------------- a night that does not come to its end
 
 
+@pytest.mark.long
 def test_half_finished_append(lake: Path) -> None:
     """Killed when its files are written and its batch is not committed: nothing of it counts, and nothing is in the way."""
     land(3, "c")

@@ -615,6 +615,7 @@ def test_closed_pipe_is_no_error(lake: Path) -> None:
     assert (process.returncode, errors) == (0, b"")
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("no_color", [False, True])
 def test_colours_are_for_a_terminal_that_wants_them(lake: Path, no_color: bool) -> None:
@@ -823,6 +824,7 @@ def ended(process: subprocess.Popen[str], number: signal.Signals, code: int) -> 
     return checked(out, code)
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("tables", [["sales"], ["sales", "returns"]])
 def test_waiting_worker_that_gets_sigterm_exits_75(lake: Path, tables: list[str]) -> None:
@@ -835,6 +837,7 @@ def test_waiting_worker_that_gets_sigterm_exits_75(lake: Path, tables: list[str]
     assert [(result["partitions"], result["totals"]["merged"]) for result in results] == [([], 2)] * len(tables)
 
 
+@pytest.mark.long
 def test_waiting_worker_that_is_interrupted_exits_130(lake: Path) -> None:
     with started("worker", "--workers", "1", "--json") as process:
         merged_by_workers("sales")

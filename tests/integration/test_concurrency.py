@@ -153,7 +153,7 @@ def test_appends_at_once_of_different_files_are_two_batches(
     lake.finish_and_check()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("winner", [0, 1])
 @pytest.mark.parametrize("lost", ["create _lakeupsert/spec", "create _lakeupsert/ledger"])
 def test_append_that_is_overtaken_before_its_commit_leaves_nothing_behind(
@@ -175,6 +175,7 @@ def test_append_that_is_overtaken_before_its_commit_leaves_nothing_behind(
     lake.finish_and_check()
 
 
+@pytest.mark.long
 def test_append_that_has_committed_and_sends_late_changes_nothing(
     lake: Lake, processes: Callable[[Lake, int], list[LakeProcess]]
 ) -> None:
@@ -194,6 +195,7 @@ def test_append_that_has_committed_and_sends_late_changes_nothing(
     assert lake.table.objects.queue.stats() == EMPTY
 
 
+@pytest.mark.long
 def test_append_whose_spec_is_overtaken_begins_again_under_the_newer_one(
     folder: Path, processes: Callable[[Lake, int], list[LakeProcess]]
 ) -> None:
@@ -267,7 +269,7 @@ def stages(module_folder: Path) -> dict[str, Lake]:
     return {"first append": new, "append": second, "dedupe": appended, "publish": merged}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stage", ["first append", "append", "dedupe", "publish"])
 @pytest.mark.parametrize("other", ["the same", "run"])
 def test_step_beside_another_at_every_call_of_it_is_exact(

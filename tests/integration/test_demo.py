@@ -106,6 +106,7 @@ def test_a_landing_row_that_was_never_loaded_is_missing(folder: Path) -> None:
     assert (found.missing, found.extra, found.different) == (1, 0, 0)
 
 
+@pytest.mark.long
 def test_demo_begins_again_over_its_own_output_only(folder: Path, tmp_path: Path) -> None:
     (folder / "kept.txt").write_text("mine")
     assert main(["--nights", "1", "--host", "local", "--output", str(folder)]) == 0

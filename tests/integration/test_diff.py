@@ -323,6 +323,7 @@ def test_command_names_dropped_columns(lake: Lake) -> None:
 # ---------------------------------------------------------------- memory
 
 
+@pytest.mark.long
 def test_windows_hold_no_more_than_a_batch_of_each_stream() -> None:
     """However differently the keys of two streams lie, nothing is gathered up."""
     rng = random.Random(1)

@@ -212,6 +212,7 @@ def begin(lake: Lake, tmp_path: Path) -> Iterator[Begin]:
         yield begin
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @WORKERS
 def test_21_messages_give_21_lines_while_the_worker_runs(
@@ -417,6 +418,7 @@ def test_failed_partition_is_a_span_with_an_error(lake: Lake, exporter: InMemory
     assert (span.name, span.attributes["lakeupsert.partition"]) == ("lakeupsert.merge", "d=2020-01-01")
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("missing", [False, True])
 def test_night_imports_no_opentelemetry_and_needs_none(lake: Lake, missing: bool) -> None:

@@ -26,12 +26,14 @@ def run(tmp_path: Path) -> Callable[[str], list[str]]:
     return run
 
 
+@pytest.mark.long
 def test_python(run: Callable[[str], list[str]]) -> None:
     first = ["snapshot 0: 3 rows", "1 shoes 8.67", "2 socks 3.00"]
     assert run("python") == first
     assert run("python")[1:] == first[1:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "reader", ["duckdb", "polars", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])]
 )

@@ -761,6 +761,7 @@ def test_jobs_elsewhere_start_the_module_with_the_commands_arguments(
     assert found == [("lakeupsert.spark", arguments, {"run_name": "__main__", "alter_sys": True})] * 2
 
 
+@pytest.mark.long
 def test_scripts_are_scripts_and_the_archive_has_one_name() -> None:
     for path in (ROOT / "infra").rglob("*.sh"):
         assert subprocess.run(["bash", "-n", path], check=False).returncode == 0, path

@@ -212,6 +212,7 @@ def test_append_alone_changes_nothing(tmp_path: Path) -> None:
         assert read(lake.folder, None) == shown(lake.table) == before
 
 
+@pytest.mark.long
 def test_pattern_of_all_files_takes_the_checkpoint_of_a_delta_log(tmp_path: Path) -> None:
     """With an error at best: readers that accept other columns show its rows."""
     lake = Lake(tmp_path, **EXACT, publishers=("delta",)).run(NIGHTS)

@@ -63,6 +63,7 @@ def error(*args: str) -> Any:
 # ---------------------------------------------------------------- standard streams
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("as_json", ["", "--json"])
@@ -180,6 +181,7 @@ def test_lost_ledger_is_named_by_a_restore(lake: Lake) -> None:
     assert error("restore", "0")["code"] == "missing-version"
 
 
+@pytest.mark.long
 def test_interrupt_while_it_is_imported_is_silent(tmp_path: Path) -> None:
     # Stands for a Ctrl-C at any moment of the import. Not a signal: a job in the background ignores it.
     (tmp_path / "click.py").write_text("raise KeyboardInterrupt")

@@ -65,6 +65,7 @@ def page(built: dict[str, Path]) -> Message:
         return email.message_from_bytes(wheel.read(name))
 
 
+@pytest.mark.long
 def test_page_has_the_projects_addresses_and_its_version(page: Message) -> None:
     assert page["Version"] == __version__
     addresses = dict(line.split(", ") for line in page.get_all("Project-URL", []))
@@ -74,6 +75,7 @@ def test_page_has_the_projects_addresses_and_its_version(page: Message) -> None:
     assert "LICENSE" in page.get_all("License-File", [])
 
 
+@pytest.mark.long
 def test_links_of_the_page_lead_to_files_of_the_repository(page: Message) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page.get_payload())
     assert len(links) > 30
@@ -82,6 +84,7 @@ def test_links_of_the_page_lead_to_files_of_the_repository(page: Message) -> Non
     assert not [path for path in ours if not (ROOT / path).exists()]
 
 
+@pytest.mark.long
 def test_packages_have_all_files_of_lakeupsert_and_no_others(built: dict[str, Path]) -> None:
     with zipfile.ZipFile(built[".whl"]) as wheel:
         inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
@@ -94,6 +97,7 @@ def test_packages_have_all_files_of_lakeupsert_and_no_others(built: dict[str, Pa
     assert not [name for name in names if name.startswith(("tests", "docs", "build"))]
 
 
+@pytest.mark.long
 def test_wheel_of_the_source_archive_is_the_same(built: dict[str, Path], tmp_path: Path) -> None:
     with tarfile.open(built[".gz"]) as source:
         source.extractall(tmp_path, filter="data")
@@ -101,6 +105,7 @@ def test_wheel_of_the_source_archive_is_the_same(built: dict[str, Path], tmp_pat
     assert hatch(unpacked, tmp_path / "again", "wheel")[".whl"].read_bytes() == built[".whl"].read_bytes()
 
 
+@pytest.mark.long
 def test_same_files_give_the_same_bytes(built: dict[str, Path], tmp_path: Path) -> None:
     again = build(tmp_path, SOURCES)
     assert {kind: path.read_bytes() for kind, path in again.items()} == {

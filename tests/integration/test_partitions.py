@@ -337,6 +337,7 @@ def test_a_partition_still_spreads_over_its_buckets() -> None:
         assert found.max() < 1.3 * found.mean()
 
 
+@pytest.mark.long
 def test_a_hash_partition_is_split_into_buckets(folder: Path, tiny_files_split: None) -> None:
     lake = Lake(folder / "lake", partition_by=("bucket(3, k)",), bucket="4KiB")
     lake.land("0.jsonl", [row(f"k{i:05}", 0, 1, i) for i in range(6000)])
@@ -618,6 +619,7 @@ def test_number_of_partitions(size: float, workers: int, number: int, monkeypatc
     assert propose_count(size, 1000 // cuts.ALONE_BUCKETS, workers) == number
 
 
+@pytest.mark.long
 def test_plan_says_if_another_number_would_suit_far_better(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakeupsert.operations.plan.plan.cores", lambda: 2)
     rows = [row(f"k{i}", 0, 1, i) for i in range(3000)]

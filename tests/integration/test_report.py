@@ -748,6 +748,7 @@ def measured(tmp_path: Path, address: str, *options: str) -> Any:
     return json.loads(body[1])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
 def test_browser_shows_every_figure_at_every_width_and_runs_nothing(
     hostile: Lake, tmp_path: Path, served: str, asked: list[str]

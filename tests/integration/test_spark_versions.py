@@ -183,6 +183,7 @@ def kill(server: servers.Server) -> None:
     server.process.wait()
 
 
+@pytest.mark.long
 def test_client_without_its_packages_names_the_extra(lake: Path) -> None:
     nowhere = servers.Server(1, {"SPARK_REMOTE": "sc://127.0.0.1:1"})
     with append(lake, nowhere, "import sys; sys.modules['grpc'] = None") as process:

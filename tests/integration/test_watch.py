@@ -106,6 +106,7 @@ def test_watch_shows_what_changes_and_ends_with_ctrl_c(lake: Lake) -> None:
         assert (process.wait(PATIENCE), process.stderr.read()) == (0, b"")
 
 
+@pytest.mark.long
 def test_watch_that_gets_sigterm_exits_75(lake: Lake) -> None:
     with on_a_terminal("status", "--watch") as (process, terminal):
         drawn_until(terminal, "Ctrl-C ends it")
