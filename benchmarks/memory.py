@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.pipeline.dedupe import dedupe_partitions
+from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
+from lakeupsert.pipeline.merge.steps import next_step
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.steps import next_step
 
 WORDS = [
     f"{a} {b}" for a in ("blue", "red", "small", "large", "old") for b in ("shirt", "pump", "lamp", "table", "book")

@@ -39,19 +39,19 @@ from lakeupsert.operations.schema import Column, SchemaChange, change, columns, 
 from lakeupsert.operations.snapshots import list_snapshots, list_tags, lost_snapshots, tag
 from lakeupsert.operations.statement.statement import StatementOptions, StatementResult, UpdateOptions, run_statement
 from lakeupsert.operations.vacuum import VacuumResult, vacuum
-from lakeupsert.pipeline.append import append
+from lakeupsert.pipeline.append.append import append
+from lakeupsert.pipeline.append.commit import AppendResult
+from lakeupsert.pipeline.append.discover import AppendOptions, new_files, skipped_files
+from lakeupsert.pipeline.append.landing_dates import Skipped
 from lakeupsert.pipeline.by_folder import is_folder, open_folder
-from lakeupsert.pipeline.commit import AppendResult
-from lakeupsert.pipeline.dedupe import PartitionResult
-from lakeupsert.pipeline.discover import AppendOptions, new_files, skipped_files
-from lakeupsert.pipeline.drain_queues import DrainOptions, drain_queues, merge_received
-from lakeupsert.pipeline.landing_dates import Skipped
-from lakeupsert.pipeline.latest import latest
+from lakeupsert.pipeline.merge.dedupe import PartitionResult
+from lakeupsert.pipeline.merge.latest import latest
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish, publish_to
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.stored_objects import StoredObjects
+from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues, merge_received
 from lakeupsert.read.arrow import first_rows, reader_schema, to_arrow
 from lakeupsert.read.export import export
 from lakeupsert.read.history import history_to_arrow
@@ -319,7 +319,7 @@ class Table:
     ) -> list[Mapping[str, Any]]:
         """Phase two for messages that AWS Lambda or Azure Functions received (see the queue's `received`).
 
-        Returns the records to give back; `pipeline.drain_queues.merge_received` says what becomes of the others.
+        Returns the records to give back; `pipeline.workers.drain_queues.merge_received` says what becomes of the others.
         """
         return merge_received(
             self._table, records, workers=workers, memory_bytes=memory_bytes, seconds_left=seconds_left

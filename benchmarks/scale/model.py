@@ -34,7 +34,7 @@ from lakeupsert.engine.arrow import RUN_EXPANSION, ArrowEngine
 from lakeupsert.engine.cut import HELD_BYTES
 from lakeupsert.engine.runs import runs
 from lakeupsert.operations.plan.prices import Prices
-from lakeupsert.pipeline.cuts import ALONE_BUCKETS, MOST_READS
+from lakeupsert.pipeline.merge.cuts import ALONE_BUCKETS, MOST_READS
 from lakeupsert.pipeline.strategy import MOST_DEBT, TOGETHER
 from lakeupsert.rows.datafiles import ROW_GROUP_ROWS, decoded_width
 from lakeupsert.storage.base import Call

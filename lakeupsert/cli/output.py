@@ -18,8 +18,8 @@ from lakeupsert.variables import references
 if TYPE_CHECKING:
     from lakeupsert.config import Config, TableSettings
     from lakeupsert.operations.run import RunResult
-    from lakeupsert.pipeline.commit import AppendResult
-    from lakeupsert.pipeline.dedupe import PartitionResult
+    from lakeupsert.pipeline.append.commit import AppendResult
+    from lakeupsert.pipeline.merge.dedupe import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
     from lakeupsert.pipeline.publishers import PublisherStanding
     from lakeupsert.queue import QueueStats

@@ -11,8 +11,8 @@ from lakeupsert.errors import LakeupsertError, RefusedError, split_text
 if TYPE_CHECKING:
     from lakeupsert.api import Table
     from lakeupsert.config import TableSettings
-    from lakeupsert.pipeline.commit import AppendResult
-    from lakeupsert.pipeline.dedupe import PartitionResult
+    from lakeupsert.pipeline.append.commit import AppendResult
+    from lakeupsert.pipeline.merge.dedupe import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
     from lakeupsert.pipeline.publishers import PublisherStanding
 

@@ -28,7 +28,7 @@ from lakeupsert.landing.formats.blocks import UnreadableFileError
 from lakeupsert.landing.formats.inference import unify
 from lakeupsert.landing.table_logs import TableLog, log_above, log_of
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.discover import is_landing_file
+from lakeupsert.pipeline.append.discover import is_landing_file
 from lakeupsert.pipeline.key_places import adopted_index
 from lakeupsert.pipeline.open_columns import known_types, open_parts
 from lakeupsert.pipeline.opened import OpenTable

@@ -26,12 +26,12 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.landing.table_logs import find_log, log_above
 from lakeupsert.operations.snapshots import list_snapshots
 from lakeupsert.phrases import count, duration, install_extra, no_folder, when
-from lakeupsert.pipeline.discover import CLOCKS_APART, holds_a_table, is_landing_file
-from lakeupsert.pipeline.event_order import misplaced_events
-from lakeupsert.pipeline.landing_dates import fitting, is_stray, received_on
+from lakeupsert.pipeline.append.discover import CLOCKS_APART, holds_a_table, is_landing_file
+from lakeupsert.pipeline.append.event_order import misplaced_events
+from lakeupsert.pipeline.append.landing_dates import fitting, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import standings
-from lakeupsert.pipeline.worker import LEASE_SECONDS
+from lakeupsert.pipeline.workers.worker import LEASE_SECONDS
 from lakeupsert.queue import SqliteQueue, SqsQueue
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.storage.races import WRITERS, race

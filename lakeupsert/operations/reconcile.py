@@ -30,7 +30,7 @@ from lakeupsert.phrases import count
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
-from lakeupsert.pipeline.worker import UNANSWERED, is_unanswered, mark_failed
+from lakeupsert.pipeline.workers.worker import UNANSWERED, is_unanswered, mark_failed
 from lakeupsert.progress import Share
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.chain import Link

@@ -23,10 +23,10 @@ from lakeupsert.engine.reports import Refused, Report, touched_by
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.formats.folders import reading_of
-from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
-from lakeupsert.pipeline.discover import AppendOptions, Ground, read_heads
+from lakeupsert.pipeline.append.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
+from lakeupsert.pipeline.append.discover import AppendOptions, Ground, read_heads
+from lakeupsert.pipeline.append.next_spec import plan_spec, unfit_files
 from lakeupsert.pipeline.key_places import find_refused_again
-from lakeupsert.pipeline.next_spec import plan_spec, unfit_files
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Lost, until_won
 from lakeupsert.table.ledger import LedgerEntry, ReplayedFile, find_quarantined

@@ -28,11 +28,11 @@ from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
 from lakeupsert.operations.diff import Difference, difference_of
 from lakeupsert.operations.replay import renames_of
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.dedupe import PartitionResult
-from lakeupsert.pipeline.drain_queues import DrainOptions, drain_queues
+from lakeupsert.pipeline.merge.dedupe import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
 from lakeupsert.progress import Countdown
 from lakeupsert.queue import Message
 from lakeupsert.rows.arrays import Rows

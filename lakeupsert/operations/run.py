@@ -18,15 +18,15 @@ from lakeupsert.operations.plan.habits import Night, last_nights, learn_append_p
 from lakeupsert.operations.plan.merges import Prediction, predict_merges
 from lakeupsert.operations.plan.plan import Plan, plan, refuse_above
 from lakeupsert.operations.vacuum import vacuum
-from lakeupsert.pipeline.append import append
-from lakeupsert.pipeline.commit import AppendResult
-from lakeupsert.pipeline.dedupe import PartitionResult
-from lakeupsert.pipeline.discover import AppendOptions, BatchOptions, read_heads
-from lakeupsert.pipeline.drain_queues import DrainOptions, drain_queues
+from lakeupsert.pipeline.append.append import append
+from lakeupsert.pipeline.append.commit import AppendResult
+from lakeupsert.pipeline.append.discover import AppendOptions, BatchOptions, read_heads
+from lakeupsert.pipeline.merge.dedupe import PartitionResult
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
 from lakeupsert.progress import Countdown, NightProgress
 from lakeupsert.table.ledger import ChosenHost
 

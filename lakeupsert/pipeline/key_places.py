@@ -34,8 +34,8 @@ from lakeupsert.engine.replay import STORED_ROW, read_again
 from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.landing.formats.blocks import ArrowBlock
 from lakeupsert.landing.partitions import UNPLACED
+from lakeupsert.pipeline.merge.steps import step_to
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.steps import step_to
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.buckets import key_hashes, may_be_in
 from lakeupsert.rows.columns import brought_columns

@@ -18,7 +18,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.events import Publish
-from lakeupsert.pipeline.full_extract import newer_than_extract
+from lakeupsert.pipeline.append.full_extract import newer_than_extract
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import PublisherStanding, catch_up, catch_up_one, publisher
 from lakeupsert.table.chain import Link

@@ -22,8 +22,8 @@ from lakeupsert import clock
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
 from lakeupsert.engine.reports import Refused
 from lakeupsert.landing.formats.blocks import ArrowBlock
+from lakeupsert.pipeline.merge.steps import step_to
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.steps import step_to
 from lakeupsert.progress import Share
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.convert import convert, to_json_values

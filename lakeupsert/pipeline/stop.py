@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the command line needs `Stop` before it needs Arrow
-    from lakeupsert.pipeline.dedupe import PartitionResult
+    from lakeupsert.pipeline.merge.dedupe import PartitionResult
 
 GRACE_SECONDS = 25.0
 """By default, Kubernetes and ECS kill a container 30 s after SIGTERM. Messages that are returned before then are free at once."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from lakeupsert import clock
 from lakeupsert.errors import LakeupsertError
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.discover import skipped_files
+from lakeupsert.pipeline.append.discover import skipped_files
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.report.examples import Example, find_examples
 from lakeupsert.report.status import NIGHTS, Status, status

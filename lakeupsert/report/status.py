@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from lakeupsert.errors import LakeupsertError, TryAgainError
-from lakeupsert.pipeline.discover import holds_a_table
-from lakeupsert.pipeline.event_order import hollow_deletes, incomplete_creates, misplaced_events
-from lakeupsert.pipeline.full_extract import newer_than_extract
-from lakeupsert.pipeline.next_spec import contrary_rows, without_operations
+from lakeupsert.pipeline.append.discover import holds_a_table
+from lakeupsert.pipeline.append.event_order import hollow_deletes, incomplete_creates, misplaced_events
+from lakeupsert.pipeline.append.full_extract import newer_than_extract
+from lakeupsert.pipeline.append.next_spec import contrary_rows, without_operations
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import PublisherStanding, standings
 from lakeupsert.queue import QueueStats

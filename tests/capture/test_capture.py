@@ -18,7 +18,7 @@ import pytest
 from lakeupsert import Table
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings
 from lakeupsert.errors import RefusedError
-from lakeupsert.pipeline import append
+from lakeupsert.pipeline.append import append
 
 pytestmark = pytest.mark.capture
 BUILD = Path(__file__).resolve().parents[2] / "build" / "capture"

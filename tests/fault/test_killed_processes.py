@@ -22,7 +22,7 @@ import pytest
 
 from lakeupsert import clock
 from lakeupsert.errors import TryAgainError
-from lakeupsert.pipeline.worker import UNANSWERED
+from lakeupsert.pipeline.workers.worker import UNANSWERED
 from lakeupsert.queue import QueueStats
 from lakeupsert.testing.faults import Fault
 from tests.harness.lake import Lake, row

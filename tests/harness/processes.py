@@ -28,7 +28,7 @@ from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import LakeupsertError
 from lakeupsert.pipeline.stop import WorkerOptions
-from lakeupsert.pipeline.worker import drain
+from lakeupsert.pipeline.workers.worker import drain
 from lakeupsert.testing.faults import Fault, Points
 from tests.harness.lake import Lake
 

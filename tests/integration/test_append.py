@@ -17,8 +17,8 @@ import pytest
 from lakeupsert.engine import hosts as engine_hosts
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing import accept, files
-from lakeupsert.pipeline import append as pipeline_append
-from lakeupsert.pipeline import discover
+from lakeupsert.pipeline.append import append as pipeline_append
+from lakeupsert.pipeline.append import discover
 from lakeupsert.storage import LocalStore
 from tests.harness.lake import Lake, row
 

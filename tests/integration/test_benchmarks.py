@@ -21,9 +21,9 @@ from benchmarks.scale import iceberg, lake, model, workers
 from benchmarks.workload import TPCHGEN, WORKLOADS, Size, Workload, make
 from lakeupsert.engine.merge import MergeTask
 from lakeupsert.operations.plan.prices import Prices
-from lakeupsert.pipeline.cuts import cuts_of
 from lakeupsert.pipeline.declared import Declaration
-from lakeupsert.pipeline.steps import Step
+from lakeupsert.pipeline.merge.cuts import cuts_of
+from lakeupsert.pipeline.merge.steps import Step
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import DataFile, Manifest
 

@@ -23,7 +23,7 @@ WORKER = """
 import json, sys
 from pathlib import Path
 from lakeupsert.api import Table
-from lakeupsert.pipeline import drain_queues
+from lakeupsert.pipeline.workers import drain_queues
 drain_queues.limit_bytes = lambda: 1 << 30
 table = Table.open(sys.argv[1])
 results = table.dedupe(workers=1)

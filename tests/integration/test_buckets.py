@@ -17,11 +17,13 @@ from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.operations import vacuum
 from lakeupsert.operations.reconcile import prove
 from lakeupsert.operations.reprocess import reprocess
-from lakeupsert.pipeline import strategy, units, worker_pool
-from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions, dedupe_unit
+from lakeupsert.pipeline import strategy
+from lakeupsert.pipeline.merge import units
+from lakeupsert.pipeline.merge.dedupe import PartitionResult, dedupe_partitions, dedupe_unit
 from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.strategy import SplitRule
-from lakeupsert.pipeline.worker import drain
+from lakeupsert.pipeline.workers import pool as worker_pool
+from lakeupsert.pipeline.workers.worker import drain
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.storage import UnknownOutcomeError
 from lakeupsert.table.manifest import BucketEntry, Manifest

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.pipeline import append
-from lakeupsert.pipeline.dedupe import dedupe_partitions
-from lakeupsert.pipeline.worker import mark_failed
+from lakeupsert.pipeline.append import append
+from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
+from lakeupsert.pipeline.workers.worker import mark_failed
 from lakeupsert.report.nights import observe
 from lakeupsert.table.manifest import Changes
 from tests.harness.lake import Lake, row

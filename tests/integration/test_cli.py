@@ -23,7 +23,7 @@ from click.testing import CliRunner, Result
 from lakeupsert import Table, __version__, sparkenv
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.pipeline import append
+from lakeupsert.pipeline.append import append
 from tests.harness.processes import wait_until
 
 PROGRAM = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]

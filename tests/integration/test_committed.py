@@ -16,8 +16,9 @@ from lakeupsert import LakeupsertError, RefusedError, Table, TryAgainError
 from lakeupsert.cli import main
 from lakeupsert.errors import Standing, split_text
 from lakeupsert.operations import run
-from lakeupsert.pipeline import append, drain_queues
+from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.workers import drain_queues
 from lakeupsert.storage import LocalStore
 from lakeupsert.testing.faults import Fault
 from tests.harness.lake import Lake, row

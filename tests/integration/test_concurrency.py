@@ -19,7 +19,7 @@ from lakeupsert import Table, clock
 from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import TryAgainError
-from lakeupsert.pipeline.dedupe import dedupe_partitions
+from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message, QueueStats, WorkQueue
 from lakeupsert.testing.faults import Fault, Points

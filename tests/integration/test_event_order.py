@@ -21,7 +21,7 @@ from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings
 from lakeupsert.engine import hosts
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.operations.init.propose import propose
-from lakeupsert.pipeline import append
+from lakeupsert.pipeline.append import append
 from lakeupsert.testing.proof import assert_proved
 
 Event = Mapping[str, Any]

@@ -24,11 +24,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.events import Event
-from lakeupsert.pipeline import opened, units, worker_pool
-from lakeupsert.pipeline.dedupe import PartitionResult
+from lakeupsert.pipeline import opened
+from lakeupsert.pipeline.merge import units
+from lakeupsert.pipeline.merge.dedupe import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import WorkerOptions
-from lakeupsert.pipeline.worker import drain
+from lakeupsert.pipeline.workers import pool as worker_pool
+from lakeupsert.pipeline.workers.worker import drain
 from lakeupsert.queue import Message, QueueStats
 from lakeupsert.report.totals import MergeTotals
 from lakeupsert.table.ledger import LedgerEntry

@@ -9,8 +9,8 @@ import pytest
 from lakeupsert import clock
 from lakeupsert.errors import LakeupsertError
 from lakeupsert.operations.reprocess import reprocess
-from lakeupsert.pipeline.dedupe import dedupe_partitions
-from lakeupsert.pipeline.worker import mark_failed
+from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
+from lakeupsert.pipeline.workers.worker import mark_failed
 from tests.harness.lake import Lake, row
 
 DAY = "d=2020-01-01"

@@ -21,12 +21,12 @@ from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.engine.reports import Report
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.pipeline import append as append_module
-from lakeupsert.pipeline import full_extract
-from lakeupsert.pipeline.append import append
-from lakeupsert.pipeline.dedupe import dedupe_partitions
-from lakeupsert.pipeline.discover import AppendOptions
-from lakeupsert.pipeline.worker import mark_failed
+from lakeupsert.pipeline.append import append as append_module
+from lakeupsert.pipeline.append import full_extract
+from lakeupsert.pipeline.append.append import append
+from lakeupsert.pipeline.append.discover import AppendOptions
+from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
+from lakeupsert.pipeline.workers.worker import mark_failed
 from lakeupsert.report.nights import observe
 from lakeupsert.table import chain, spec
 from lakeupsert.table.manifest import Changes

@@ -24,7 +24,7 @@ from azure.storage.queue import QueueClient
 
 from lakeupsert import LakeupsertError, Table, demo
 from lakeupsert.operations.run import RunResult
-from lakeupsert.pipeline import worker
+from lakeupsert.pipeline.workers import worker
 from lakeupsert.queue.azure import MAX_RECEIVES, POISON
 from lakeupsert.storage import open_store
 from lakeupsert.storage.azureaccount import EMULATOR

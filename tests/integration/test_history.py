@@ -19,9 +19,9 @@ from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import strategy
+from lakeupsert.pipeline.merge.steps import step_to
+from lakeupsert.pipeline.merge.units import UnitResults
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.steps import step_to
-from lakeupsert.pipeline.units import UnitResults
 from lakeupsert.testing.faults import FAULTS, Fault
 from tests.harness.lake import Lake, row
 from tests.harness.rounds import TIMES

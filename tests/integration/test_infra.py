@@ -32,7 +32,7 @@ from botocore.validate import ParamValidator
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.operations.doctor import FUNCTION_SECONDS
-from lakeupsert.pipeline.worker import LEASE_SECONDS
+from lakeupsert.pipeline.workers.worker import LEASE_SECONDS
 from lambdas.append_nightly.night import ATTEMPTS
 from tests.harness.processes import wait_until
 from tests.harness.servers import free_port
@@ -198,7 +198,7 @@ def test_cfn_lint_finds_nothing(name: str) -> None:
 
 
 def test_a_message_is_hidden_for_as_long_as_lambda_asks_for_and_no_longer(aws: None) -> None:
-    """Lambda takes no queue whose timeout is below the function's. What hides messages for less is `pipeline.worker`."""
+    """Lambda takes no queue whose timeout is below the function's. What hides messages for less is `pipeline.workers.worker`."""
     create_service()
     [source] = boto3.client("lambda").list_event_source_mappings()["EventSourceMappings"]
     function = boto3.client("lambda").get_function(FunctionName=source["FunctionArn"])["Configuration"]

@@ -20,10 +20,10 @@ from lakeupsert.engine.keys import index, rebuild, spill
 from lakeupsert.engine.keys.batch import WrittenBatch
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError, TaskDiedError
 from lakeupsert.operations import vacuum
-from lakeupsert.pipeline import append as append_module
 from lakeupsert.pipeline import key_places
-from lakeupsert.pipeline.append import append
-from lakeupsert.pipeline.discover import AppendOptions
+from lakeupsert.pipeline.append import append as append_module
+from lakeupsert.pipeline.append.append import append
+from lakeupsert.pipeline.append.discover import AppendOptions
 from lakeupsert.rows import vectors
 from lakeupsert.rows.datafiles import read_file
 from lakeupsert.storage import StoreUnavailableError, open_store

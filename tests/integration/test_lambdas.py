@@ -24,7 +24,7 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from lakeupsert import ConfigurationError, DamagedTableError, RefusedError, TryAgainError, clock
 from lakeupsert.operations import reprocess
-from lakeupsert.pipeline import worker
+from lakeupsert.pipeline.workers import worker
 from lakeupsert.queue import Message, QueueStats, SqsQueue
 from lakeupsert.storage import s3
 from lambdas.append_nightly.night import ATTEMPTS
@@ -480,7 +480,7 @@ def test_merge_that_takes_too_long_is_given_back_while_it_runs(
 
 
 LEASE_SECONDS = 3
-HASTY = f"import lakeupsert.pipeline.drain_queues as d; d.LEASE_SECONDS = {LEASE_SECONDS}"
+HASTY = f"import lakeupsert.pipeline.workers.drain_queues as d; d.LEASE_SECONDS = {LEASE_SECONDS}"
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lakeupsert import Table
-from lakeupsert.pipeline import discover
+from lakeupsert.pipeline.append import discover
 from tests.harness.lake import Lake, row
 
 

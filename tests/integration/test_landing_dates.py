@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.errors import RefusedError
-from lakeupsert.pipeline import discover
-from lakeupsert.pipeline.landing_dates import arrival_order, fitting
+from lakeupsert.pipeline.append import discover
+from lakeupsert.pipeline.append.landing_dates import arrival_order, fitting
 
 
 @pytest.fixture(autouse=True)

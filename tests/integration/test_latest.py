@@ -16,8 +16,8 @@ from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.pipeline import latest
-from lakeupsert.pipeline.dedupe import dedupe_partitions
+from lakeupsert.pipeline.merge import latest
+from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.testing.faults import Points
 from tests.harness.lake import Lake, row

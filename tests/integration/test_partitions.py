@@ -22,7 +22,8 @@ from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.partitions import derived_columns
 from lakeupsert.operations.init.buckets import propose_count
-from lakeupsert.pipeline import cuts, strategy
+from lakeupsert.pipeline import strategy
+from lakeupsert.pipeline.merge import cuts
 from lakeupsert.queue import Message
 from lakeupsert.read.view import View, partitions_of
 from lakeupsert.rows.buckets import buckets, key_hashes

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from lakeupsert import Table, phrases
 from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings
-from lakeupsert.pipeline.worker import UNANSWERED, mark_failed
+from lakeupsert.pipeline.workers.worker import UNANSWERED, mark_failed
 from lakeupsert.queue import Message
 from lakeupsert.rows.datafiles import from_bytes, to_bytes
 from lakeupsert.table.manifest import Manifest

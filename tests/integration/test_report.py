@@ -21,8 +21,8 @@ from click.testing import CliRunner
 from lakeupsert import Table, clock
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.pipeline.dedupe import dedupe_partitions
-from lakeupsert.pipeline.worker import mark_failed
+from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
+from lakeupsert.pipeline.workers.worker import mark_failed
 from lakeupsert.report.charts import Mark, Tick, columns
 from lakeupsert.report.figures import CLASSES
 from lakeupsert.report.nights import observe

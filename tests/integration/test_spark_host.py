@@ -23,7 +23,7 @@ from lakeupsert.cli.signals import Terminated
 from lakeupsert.engine.hosted import HostedEngine
 from lakeupsert.errors import ConfigurationError, DamagedTableError, ExecutorError, RefusedError, TaskDiedError
 from lakeupsert.operations import reconcile
-from lakeupsert.pipeline import dedupe
+from lakeupsert.pipeline.merge import dedupe
 from tests.harness.lake import DAY, Lake, row
 from tests.harness.processes import wait_until
 

@@ -16,7 +16,7 @@ from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.operations.reprocess import reprocess
-from lakeupsert.pipeline.dedupe import dedupe_partitions
+from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.testing.faults import FAULTS, Fault

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from lakeupsert.cli import main
 from lakeupsert.cli.look.watch import overview, panel
-from lakeupsert.pipeline.worker import mark_failed
+from lakeupsert.pipeline.workers.worker import mark_failed
 from tests.harness.lake import Lake, row
 
 PATIENCE = 60.0

@@ -22,11 +22,12 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.config import LargeSettings
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.pipeline import opened, worker_pool
-from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions
+from lakeupsert.pipeline import opened
+from lakeupsert.pipeline.merge.dedupe import PartitionResult, dedupe_partitions
 from lakeupsert.pipeline.opened import CONCURRENT_REQUESTS
 from lakeupsert.pipeline.stop import Stop, WorkerOptions
-from lakeupsert.pipeline.worker import UNANSWERED, drain, drain_received, mark_failed
+from lakeupsert.pipeline.workers import pool as worker_pool
+from lakeupsert.pipeline.workers.worker import UNANSWERED, drain, drain_received, mark_failed
 from lakeupsert.queue import Lease, QueueStats
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.testing.faults import Fault
@@ -446,7 +447,7 @@ def test_partitions_that_are_too_slow_for_a_call_are_buried_in_the_end(folder: P
 def test_partition_that_needs_all_the_memory_gets_it_alone_or_at_its_third_try(
     folder: Path, partitions: int, third: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lakeupsert.pipeline.worker.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("lakeupsert.pipeline.workers.worker.RETRY_SECONDS", 0.0)
     lake = Lake(folder)
     lake.land("1.jsonl", [row("a", day, 1) for day in range(partitions)])
     lake.table.append(host="local")
@@ -510,7 +511,7 @@ def test_last_worker_looks_at_many_partitions_at_once_and_others_at_one(
 def test_partition_that_cannot_be_handed_on_fails_with_that_reason(
     local: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lakeupsert.pipeline.worker.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("lakeupsert.pipeline.workers.worker.RETRY_SECONDS", 0.0)
     table = local.opened
     (local.root / "large.sqlite").write_text("not a queue")
     while table.queue.stats().visible:

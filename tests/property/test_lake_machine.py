@@ -20,9 +20,10 @@ from hypothesis.stateful import (
 
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, TryAgainError
-from lakeupsert.pipeline import key_places, strategy, units
+from lakeupsert.pipeline import key_places, strategy
+from lakeupsert.pipeline.merge import units
 from lakeupsert.pipeline.stop import WorkerOptions
-from lakeupsert.pipeline.worker import drain
+from lakeupsert.pipeline.workers.worker import drain
 from lakeupsert.queue import Message
 from lakeupsert.rows import datafiles
 from lakeupsert.testing.faults import Fault, Killed

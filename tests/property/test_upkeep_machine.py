@@ -23,8 +23,9 @@ from hypothesis.stateful import (
 from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, RefusedError, TryAgainError
-from lakeupsert.pipeline import key_places, strategy, units
-from lakeupsert.pipeline.dedupe import dedupe_partitions
+from lakeupsert.pipeline import key_places, strategy
+from lakeupsert.pipeline.merge import units
+from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.view import View
 from lakeupsert.rows import datafiles, vectors

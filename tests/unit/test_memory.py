@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeupsert.pipeline.memory_limit import limit_bytes
+from lakeupsert.pipeline.workers.drain_queues import limit_bytes
 
 
 def machine(root: Path, groups: str, **limits: str) -> Path:

@@ -8,8 +8,8 @@ import pytest
 
 from lakeupsert.engine.merge import MergeOutput, MergeTask
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.pipeline.next_version import version_after
-from lakeupsert.pipeline.steps import Step
+from lakeupsert.pipeline.merge.next_version import version_after
+from lakeupsert.pipeline.merge.steps import Step
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, Touched
 from lakeupsert.table.manifest import (

@@ -23,7 +23,7 @@ from lakeupsert.report.numbers import count, size
 
 if TYPE_CHECKING:
     from lakeupsert.operations.init.propose import Proposal
-    from lakeupsert.pipeline.commit import AppendResult
+    from lakeupsert.pipeline.append.commit import AppendResult
 
 ROWS = 10
 """Rows that are shown."""

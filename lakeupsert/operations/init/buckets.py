@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil, prod
 
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.cuts import ALONE_BUCKETS
+from lakeupsert.pipeline.merge.cuts import ALONE_BUCKETS
 from lakeupsert.table.layout import partition_texts
 from lakeupsert.table.spec import MOST_BUCKETS, PartitionColumn, TableSpec
 

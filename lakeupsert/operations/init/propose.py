@@ -30,8 +30,8 @@ from lakeupsert.operations.init.sample import Column, Sample
 from lakeupsert.operations.init.settings import HIVE, SettingChoices, folder_of, folder_values
 from lakeupsert.operations.init.words import Choice, is_named
 from lakeupsert.phrases import no_folder
-from lakeupsert.pipeline.discover import holds_a_table, is_landing_file
-from lakeupsert.pipeline.next_spec import describe_unfit
+from lakeupsert.pipeline.append.discover import holds_a_table, is_landing_file
+from lakeupsert.pipeline.append.next_spec import describe_unfit
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectReader, can_commit, open_landing, open_store
 from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import HOME

@@ -27,7 +27,7 @@ from lakeupsert.operations.init.buckets import describe_rule, expression, propos
 from lakeupsert.operations.init.key import SERIES, KeySigns
 from lakeupsert.operations.init.sample import Sample
 from lakeupsert.operations.init.words import WORDS, Choice, count, is_named, name_list, percent, words_of
-from lakeupsert.pipeline.landing_dates import received_on
+from lakeupsert.pipeline.append.landing_dates import received_on
 from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.table.layout import HIVE_NULL

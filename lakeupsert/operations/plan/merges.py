@@ -14,10 +14,10 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert.operations.plan.habits import Night, Sizes, last_batches, learn_sizes
-from lakeupsert.pipeline.commit import AppendResult
-from lakeupsert.pipeline.cuts import MOST_READS, bytes_to_cut
+from lakeupsert.pipeline.append.commit import AppendResult
+from lakeupsert.pipeline.merge.cuts import MOST_READS, bytes_to_cut
+from lakeupsert.pipeline.merge.steps import next_step
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.steps import next_step
 from lakeupsert.pipeline.strategy import SMALL_BYTES, Incoming, SplitRule, Strategy, as_whole_rows, in_place
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest, share

@@ -42,9 +42,9 @@ from lakeupsert.operations.plan.habits import (
 from lakeupsert.operations.plan.merges import Arrival, PlannedPartition, plan_merges
 from lakeupsert.operations.plan.prices import Prices, load_prices
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.discover import Ground, discover
-from lakeupsert.pipeline.full_extract import partitions_in_scope
-from lakeupsert.pipeline.next_spec import plan_spec, under_old_names, unfit_files, without_operations
+from lakeupsert.pipeline.append.discover import Ground, discover
+from lakeupsert.pipeline.append.full_extract import partitions_in_scope
+from lakeupsert.pipeline.append.next_spec import plan_spec, under_old_names, unfit_files, without_operations
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.storage.base import Call

@@ -32,14 +32,14 @@ from lakeupsert.operations.statement.assignments import Assignments
 from lakeupsert.operations.statement.key_list import KeyList, read_keys
 from lakeupsert.operations.statement.rows import Changes, RowChoice
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, send_messages
-from lakeupsert.pipeline.dedupe import PartitionResult
-from lakeupsert.pipeline.discover import Ground, read_heads
-from lakeupsert.pipeline.drain_queues import DrainOptions
-from lakeupsert.pipeline.latest import latest
+from lakeupsert.pipeline.append.commit import AppendResult, batch_job, commit_batch, send_messages
+from lakeupsert.pipeline.append.discover import Ground, read_heads
+from lakeupsert.pipeline.merge.dedupe import PartitionResult
+from lakeupsert.pipeline.merge.latest import latest
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.workers.drain_queues import DrainOptions
 from lakeupsert.progress import Countdown
 from lakeupsert.read.view import View, partitions_of
 from lakeupsert.rows.arrays import Rows

@@ -24,10 +24,10 @@ from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import TryAgainError
 from lakeupsert.events import Event
-from lakeupsert.pipeline.dedupe import PartitionResult
+from lakeupsert.pipeline.merge.dedupe import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop, WorkerOptions
-from lakeupsert.pipeline.worker import drain
+from lakeupsert.pipeline.workers.worker import drain
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from lakeupsert.errors import RefusedError
 from lakeupsert.landing.formats.envelopes import NEW_TABLE
 from lakeupsert.landing.origins import UNKNOWN_VERSION, Origins
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.discover import AppendOptions, Ground
+from lakeupsert.pipeline.append.discover import AppendOptions, Ground
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.ledger import LedgerEntry, active_batches
 

@@ -15,7 +15,7 @@ import msgspec
 from lakeupsert.engine.reports import Report, Written
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.discover import AppendOptions, Ground
+from lakeupsert.pipeline.append.discover import AppendOptions, Ground
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.floor import greatest_floor, rank_floors
 from lakeupsert.table.layout import partition_name, partition_texts

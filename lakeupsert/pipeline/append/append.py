@@ -26,9 +26,9 @@ from lakeupsert.landing.formats.folders import folder_values, reading_of
 from lakeupsert.landing.formats.positions import noted_positions
 from lakeupsert.landing.origins import Origins, all_origins
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
-from lakeupsert.pipeline.discover import AppendOptions, Ground, contents_of, discover, refuse_all_skipped
-from lakeupsert.pipeline.event_order import (
+from lakeupsert.pipeline.append.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
+from lakeupsert.pipeline.append.discover import AppendOptions, Ground, contents_of, discover, refuse_all_skipped
+from lakeupsert.pipeline.append.event_order import (
     hollow_deletes,
     incomplete_creates,
     misplaced_events,
@@ -37,7 +37,7 @@ from lakeupsert.pipeline.event_order import (
     refuse_misplaced,
     several_tables,
 )
-from lakeupsert.pipeline.full_extract import (
+from lakeupsert.pipeline.append.full_extract import (
     NO_EXTRACT,
     full_extract_entry,
     refuse_extract_again,
@@ -45,7 +45,7 @@ from lakeupsert.pipeline.full_extract import (
     refuse_other_than_one_batch,
     refuse_part_of_extract,
 )
-from lakeupsert.pipeline.next_spec import (
+from lakeupsert.pipeline.append.next_spec import (
     contrary_rows,
     fruitless_files,
     is_planned_by,
@@ -54,9 +54,9 @@ from lakeupsert.pipeline.next_spec import (
     unfit_files,
     without_operations,
 )
+from lakeupsert.pipeline.append.quarantine_limit import refuse_above_limit, refuse_new_versions, refuse_truncate
 from lakeupsert.pipeline.open_columns import waiting_columns
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.quarantine_limit import refuse_above_limit, refuse_new_versions, refuse_truncate
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
 from lakeupsert.table.ledger import ChosenHost, LandingFile, LedgerEntry, QuarantineFile
 from lakeupsert.table.spec import LANDING_FOLDERS, REPLACING_EXTRACTS

@@ -16,10 +16,10 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.merge import MergeOutput
 from lakeupsert.errors import DamagedTableError, RefusedError
-from lakeupsert.pipeline.cuts import cut_alone
-from lakeupsert.pipeline.next_version import version_after
+from lakeupsert.pipeline.merge.cuts import cut_alone
+from lakeupsert.pipeline.merge.next_version import version_after
+from lakeupsert.pipeline.merge.steps import Step, merges_one_by_one, next_step, step_to
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.steps import Step, merges_one_by_one, next_step, step_to
 from lakeupsert.read.view import View, partitions_of
 from lakeupsert.storage import ObjectStore
 from lakeupsert.storage.overlay import OverlayStore

@@ -11,7 +11,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.engine.merge import MergeOutput, MergeTask
-from lakeupsert.pipeline.steps import Step
+from lakeupsert.pipeline.merge.steps import Step
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import (
     GONE,

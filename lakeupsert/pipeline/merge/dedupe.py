@@ -26,11 +26,11 @@ from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import DamagedTableError, RefusedError, TryAgainError
-from lakeupsert.pipeline.cuts import cut_alone, packs_of
-from lakeupsert.pipeline.next_version import version_after
+from lakeupsert.pipeline.merge.cuts import cut_alone, packs_of
+from lakeupsert.pipeline.merge.next_version import version_after
+from lakeupsert.pipeline.merge.steps import Step, next_step, rewrite_step
+from lakeupsert.pipeline.merge.units import Unit, UnitResult, UnitResults, is_shared
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.steps import Step, next_step, rewrite_step
-from lakeupsert.pipeline.units import Unit, UnitResult, UnitResults, is_shared
 from lakeupsert.rows.vectors import store_vectors
 from lakeupsert.storage import NotFoundError
 from lakeupsert.table.chain import ATTEMPTS, Link, races_exhausted

@@ -1,26 +1,28 @@
 """Phase two for a whole call: which queues are drained, by which engine, in how many processes.
 
-Reads     the queues of the table; the chains, as `pipeline.dedupe` does
-Writes    what `pipeline.dedupe` and `pipeline.publish` write
+Reads     the queues of the table; the chains, as `pipeline.merge.dedupe` does
+Writes    what `pipeline.merge.dedupe` and `pipeline.publish` write
 Repeat    safe
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+import resource
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.by_name import EngineName, HostName, arrow_on_spark, spark_engine
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.pipeline.dedupe import PartitionResult
-from lakeupsert.pipeline.memory_limit import limit_bytes
+from lakeupsert.pipeline.merge.dedupe import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
 from lakeupsert.pipeline.stop import Stop, WorkerOptions
-from lakeupsert.pipeline.worker import LEASE_SECONDS, drain, drain_received
-from lakeupsert.pipeline.worker_pool import PROCESS_BYTES, drain_in_processes
+from lakeupsert.pipeline.workers.pool import PROCESS_BYTES, drain_in_processes
+from lakeupsert.pipeline.workers.worker import LEASE_SECONDS, drain, drain_received
 from lakeupsert.queue import AzureQueue, SqsQueue
 
 log = logging.getLogger(__name__)
@@ -127,3 +129,33 @@ def merge_received(
         except DamagedTableError as e:  # the merges are good all the same, and reconcile reports the damage
             log.warning("not published: %s", e)
     return [leases[lease] for lease in back]
+
+
+def limit_bytes(root: Path = Path("/")) -> int:
+    """The smallest of the machine's memory, the limits of its control groups (v2 and v1), and RLIMIT_AS. ``root`` has proc and
+    sys."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_control_group_limits(root)]
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        limits.append(soft)
+    return min(limits)
+
+
+def _control_group_limits(root: Path) -> Iterator[int]:
+    """The limits of this process's groups and their parents. "No limit" is a number near 2^63 in v1, and "max" in v2."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return  # not Linux
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+        # In a container, the path may be the host's. Then the container's own group is at the top.
+        group = PurePosixPath(path.lstrip("/"))
+        for place in (group, *group.parents):
+            try:
+                yield int((root / "sys/fs/cgroup" / folder / place / name).read_text())
+            except (OSError, ValueError):
+                continue

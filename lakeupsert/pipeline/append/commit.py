@@ -24,11 +24,11 @@ from lakeupsert.engine.reports import Refused, Report
 from lakeupsert.errors import LakeupsertError, RefusedError, TryAgainError
 from lakeupsert.events import BatchCommit
 from lakeupsert.landing.accept import RowRules
-from lakeupsert.pipeline.discover import Ground
-from lakeupsert.pipeline.full_extract import with_floors
+from lakeupsert.pipeline.append.discover import Ground
+from lakeupsert.pipeline.append.full_extract import with_floors
+from lakeupsert.pipeline.append.quarantine_limit import refuse_above_limit
 from lakeupsert.pipeline.key_places import settle_keys
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.quarantine_limit import refuse_above_limit
 from lakeupsert.pipeline.retypes import enter, is_waiting
 from lakeupsert.queue import Message
 from lakeupsert.table.chain import LOST, Link, Lost, Outcome

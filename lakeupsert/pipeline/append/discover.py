@@ -21,7 +21,7 @@ from lakeupsert.landing.files import content_hash
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
 from lakeupsert.landing.table_logs import TableLog, likely_log_above, log_of
 from lakeupsert.phrases import count, duration, no_folder
-from lakeupsert.pipeline.landing_dates import Skipped, arrival_order, describe_skipped, is_stray, received_on
+from lakeupsert.pipeline.append.landing_dates import Skipped, arrival_order, describe_skipped, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import LocalStore, ObjectInfo, open_landing
 from lakeupsert.table.chain import Link

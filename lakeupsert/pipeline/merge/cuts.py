@@ -12,7 +12,7 @@ from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.cut import CutOutput, CutTask, Kind
 from lakeupsert.engine.merge import Engine, MergeTask
 from lakeupsert.engine.runs import runs
-from lakeupsert.pipeline.steps import Step
+from lakeupsert.pipeline.merge.steps import Step
 from lakeupsert.rows.datafiles import bytes_without_rows
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects

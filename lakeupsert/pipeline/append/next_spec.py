@@ -23,9 +23,9 @@ from lakeupsert.landing.formats.folders import folder_values
 from lakeupsert.landing.formats.inference import known_part, unify
 from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.phrases import count
+from lakeupsert.pipeline.append.quarantine_limit import truncated
 from lakeupsert.pipeline.open_columns import Types, fitted_types, known_types, open_parts
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.quarantine_limit import truncated
 from lakeupsert.rows.convert import texts_like
 from lakeupsert.storage import ObjectReader
 from lakeupsert.table.evolution import evolve, is_retypable

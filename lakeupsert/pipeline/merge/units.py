@@ -20,9 +20,9 @@ import msgspec
 from lakeupsert.engine.cut import CutOutput, CutTask
 from lakeupsert.engine.merge import MergeOutput, MergeTask
 from lakeupsert.engine.runs import runs
-from lakeupsert.pipeline.cuts import ALONE_BUCKETS, after_cut, cuts_of
+from lakeupsert.pipeline.merge.cuts import ALONE_BUCKETS, after_cut, cuts_of
+from lakeupsert.pipeline.merge.steps import Step
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.steps import Step
 from lakeupsert.rows.datafiles import decoded_width
 from lakeupsert.storage import StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table import metadata

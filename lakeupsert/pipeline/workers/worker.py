@@ -25,7 +25,7 @@ from lakeupsert import clock
 from lakeupsert.engine.merge import Engine
 from lakeupsert.errors import ExecutorError, LakeupsertError, TryAgainError, cause_of, split_text
 from lakeupsert.events import Failure
-from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions, dedupe_unit, failed
+from lakeupsert.pipeline.merge.dedupe import PartitionResult, dedupe_partitions, dedupe_unit, failed
 from lakeupsert.pipeline.messages import pending_messages
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop, WorkerOptions

@@ -1,0 +1,1 @@
+"""Phase one: what is new in the landing zone becomes a batch."""

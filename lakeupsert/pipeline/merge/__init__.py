@@ -1,0 +1,1 @@
+"""Phase two, for one partition: its next step, and the version that it makes."""
