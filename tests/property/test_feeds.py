@@ -733,7 +733,7 @@ def spec_of_columns(rng: random.Random) -> TableSpec:
         stamped=False,
         mode="columns",
         nulls=rng.choice(["overwrite", "keep"]),
-        groups=groups,
+        groups=tuple(groups),
     )
 
 
