@@ -360,7 +360,7 @@ def test_zip_is_read_if_it_has_one_file(landing: Landing) -> None:
         "method 12": (zipped(text, method=zipfile.ZIP_BZIP2),),
         "checksum": (zipped(text, method=zipfile.ZIP_STORED).replace(b"2026", b"2027", 1),),
         "Truncated": (whole[:20], whole[:60], whole[: whole.index(b"PK\x01\x02")]),
-        "no zip archive": (text * 3,),
+        "not a zip archive": (text * 3,),
     }
     for reason, contents in wrong.items():
         for content in contents:

@@ -114,7 +114,7 @@ def test_bad_elements_are_refused_alone_with_their_line(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_any_block_size")
 @pytest.mark.parametrize(
-    ("text", "what"), [(json.dumps(ROWS)[:-20], "not closed"), (json.dumps(ROWS) + "\n[]", "goes on")]
+    ("text", "what"), [(json.dumps(ROWS)[:-20], "not closed"), (json.dumps(ROWS) + "\n[]", "the file continues")]
 )
 def test_a_part_of_an_array_is_not_taken(tmp_path: Path, text: str, what: str) -> None:
     """Of a file that is cut off, nobody knows what is missing."""
