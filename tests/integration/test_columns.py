@@ -341,6 +341,17 @@ def test_groups_and_what_belongs_to_the_row(settings: str, message: str, tmp_pat
         table.run(host="local")
 
 
+def test_values_of_a_group_without_its_order_go_to_quarantine(tmp_path: Path) -> None:
+    table = opened(tmp_path, SETTINGS + GROUP)
+    whole = {"id": "k", "version": 1, "b": 1, "at": 1, "a": 1}
+    land(tmp_path, "0.jsonl", [whole])
+    table.run(host="local")
+    land(tmp_path, "1.jsonl", [{**whole, "version": 2, "b": 2}, {"id": "k", "version": 3, "b": 3, "a": 3}])
+    assert (appended := table.run(host="local").append) is not None
+    assert appended.entry.quarantined == {"order_missing": 1}
+    assert [(row["a"], row["b"]) for row in rows_of(table)] == [(1, 2)]
+
+
 def test_names_of_groups_may_have_spaces(tmp_path: Path) -> None:
     table = opened(
         tmp_path,

@@ -19,6 +19,7 @@ from lakeupsert.operations import run
 from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.workers import drain_queues
+from lakeupsert.queue.sqlite import SqliteQueue
 from lakeupsert.storage import LocalStore
 from lakeupsert.testing.faults import Fault
 from tests.harness.lake import Lake, row
@@ -95,6 +96,20 @@ def test_run_that_ends_amid_says_what_stands(
 
     monkeypatch.setattr(run, "publish", publish_and_end)
     assert failed(*RUN) == (code, None, 1, True), "an earlier call committed the batch, this one published it"
+
+
+def test_append_commits_though_its_queue_does_not_answer(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*args: Any) -> None:
+        raise TryAgainError("queue-unreachable", "The queue does not answer.", next="run the same command again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteQueue, "send", away)
+        appended = call("append", "--host", "local")
+    assert (appended["exit_code"], len(appended["result"]["batches"])) == (0, 1)
+    assert any("reconcile" in warning for warning in appended["warnings"])
+    assert call("reconcile")["result"]["resent"] == 2
+    assert call("run", "--host", "local")["exit_code"] == 0
+    assert lake.rows() == lake.expected(2)
 
 
 def test_interrupt_just_after_the_commit_is_after_it(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

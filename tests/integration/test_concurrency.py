@@ -623,6 +623,7 @@ def shown(lake: Lake, lagging: Mapping[int, int], batch: int) -> list[dict[str, 
     return sorted(found, key=lambda r: (r["d"], r["k"]))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("cut", [0, 40])
 def test_partition_that_fails_holds_the_night_or_lags_until_it_is_mended(folder: Path, policy: str, cut: int) -> None:
     """Partition 1 fails in batch 2, and is touched again by batch 3; the new partition 4 fails with it."""

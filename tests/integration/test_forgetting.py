@@ -143,6 +143,20 @@ def test_compaction_drops_no_delete(tmp_path: Path) -> None:
     assert known_and_dropped() == (0, 1)
 
 
+def test_extract_brings_a_key_back_below_its_forgotten_delete(tmp_path: Path) -> None:
+    lake = forgetful(tmp_path)
+    lake.land("10.jsonl", [row("a", 0, 2), row("b", 0, 3)])
+    lake.run(full="table")
+    assert seen(lake) == [("a", 2), ("b", 3)]
+
+
+def test_what_lost_to_a_refused_row_is_no_version(tmp_path: Path) -> None:
+    lake = forgetful(tmp_path, history=True)
+    night(lake, [row("a", 0, 2), row("a", 0, 3)])
+    past = lake.table.to_arrow(history=True).read_all().to_pylist()
+    assert [one["ts"].second for one in past if one["k"] == "a"] == [1]
+
+
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
 @pytest.mark.parametrize("history", [False, True])
 @pytest.mark.long

@@ -60,6 +60,13 @@ def named(entry: LedgerEntry) -> set[str]:
     return {f.name for f in (*entry.keys, *(entry.index.files if entry.index else ()))}
 
 
+def test_late_record_of_another_partition_brings_no_second_row(lake: Lake) -> None:
+    night(lake, 1, [row("a", 1, 5)])
+    night(lake, 2, [row("a", 0, 3), row("b", 0, 1)])
+    assert days(lake) == {"a": [1], "b": [0]}
+    lake.finish_and_check()
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 @pytest.mark.parametrize("each", ["night", "once"])

@@ -256,6 +256,7 @@ def test_pattern_of_folders(folders: list[str], expected: tuple[str, ...]) -> No
         ("", ["A", "a", "a-00001-f3", "a-00002-03", "a.2020-01-01", "a.2020-01-02", "a/x", "a0", "aa"]),
     ],
 )
+@pytest.mark.few(100)
 def test_files_of_a_batch_are_in_the_order_of_their_dates_and_numbers(pattern: str, paths: list[str]) -> None:
     listed = sorted(paths)
     assert sorted(listed, key=lambda path: arrival_order(path, pattern)) == paths

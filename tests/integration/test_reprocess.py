@@ -354,7 +354,8 @@ def test_landing_that_is_read_in_another_way_than_then_is_refused(
     assert other.stored_files() == stored
 
 
-@pytest.mark.parametrize("column", ["k", "ts", "v"])
+@pytest.mark.parametrize("column", ["v", "k", "ts"])
+@pytest.mark.few(2)
 def test_file_whose_values_are_read_in_another_way_than_then(
     folder: Path, column: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,15 @@ def base_files(lake: Lake) -> set[str]:
     return {f for f in lake.stored_files() if f.endswith(".parquet")}
 
 
+def test_files_of_a_merge_that_may_still_run_stay_for_an_hour(tmp_path: Path, time: PassingTime) -> None:
+    lake = nights(tmp_path, 1)
+    name = orphan(lake)
+    for hours, stays in ((0, True), (2, False)):
+        time.passed = timedelta(hours=hours)
+        lake.table.vacuum(dry=False)
+        assert (name in base_files(lake)) == stays
+
+
 def test_only_what_kept_snapshots_show_is_left(tmp_path: Path, time: PassingTime) -> None:
     lake = nights(tmp_path, 6, keep_snapshots=2)
     lake.table.tag("second", 1)
@@ -277,6 +286,7 @@ def test_a_work_object_that_cannot_be_read_stops_no_vacuum(tmp_path: Path, time:
 
 
 @pytest.mark.parametrize(("hours", "again"), [(2, 0), (25, 1)])
+@pytest.mark.few(2)
 def test_an_append_that_vacuums_cross_begins_again_only_where_its_files_may_be_gone(
     tmp_path: Path, time: PassingTime, hours: int, again: int
 ) -> None:

@@ -82,6 +82,16 @@ def test_head_costs_one_list_and_one_get_however_long_the_chain(chain: Chain[Bod
     assert [name.split()[0] for name in points.seen] == ["list", "get"]
 
 
+def test_head_that_took_the_number_of_a_lost_one_is_read(chain: Chain[Body], tmp_path: Path) -> None:
+    grown(chain, 0, 1)
+    lost = chain.head()
+    assert lost is not None
+    (tmp_path / chain.name(1)).unlink()
+    assert chain.append(Body(2), chain.get(0)).result == "won"
+    head = chain.head(known=lost)
+    assert (head and head.number, head and head.body) == (1, Body(2))
+
+
 def test_names_count_down_so_that_the_head_is_listed_first(chain: Chain[Body], tmp_path: Path) -> None:
     grown(chain, 0, 1)
     names = sorted(p.name for p in (tmp_path / "c").iterdir())
