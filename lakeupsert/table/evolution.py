@@ -143,8 +143,8 @@ def _with_order(schema: pa.Schema, declared: TableSpec, types: Mapping[str, pa.D
     if declared.stamped and not pa.types.is_timestamp(type_):
         raise ConfigurationError(
             "unfit-type",
-            f"No file has the ordering column {name!r}, so it would hold each row's receipt stamp, a timestamp; "
-            f"[tables.….schema] says {type_}.",
+            f"No file has the ordering column {name!r}, so lakeupsert would store each row's receipt stamp in it. That is a "
+            f"timestamp, but [tables.….schema] says {type_}.",
             next=f"remove {name!r} from [tables.….schema], or add files that have that column",
         )
     return schema.append(pa.field(name, type_))

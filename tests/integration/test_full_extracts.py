@@ -134,7 +134,7 @@ def test_hash_partitions_do_not_limit_the_scope_of_an_extract(tmp_path: Path, by
     lake.run()
     others = [(k, 2, 0) for k in "xyz"] if "d" in by else []
     lake.land("2.jsonl", [row("a", 0, 2, 2)])
-    with pytest.raises(RefusedError, match="1 rows for") as refused:
+    with pytest.raises(RefusedError, match="it has 1 rows") as refused:
         lake.run(full="partitions")
     assert refused.value.code == "full-extract-shrinks"
     lake.run(full="partitions", may_shrink=True)
@@ -185,7 +185,7 @@ def test_what_is_not_a_whole_extract_is_refused_and_nothing_changes(lake: Lake) 
     with pytest.raises(RefusedError) as shrinks:
         lake.table.append(host="local", full="table")
     assert shrinks.value.code == "full-extract-shrinks"
-    assert "1 rows for 2 partitions, which hold 12" in shrinks.value.message
+    assert "1 rows, but its 2 partitions in the table have 12" in shrinks.value.message
     lake.land("3.jsonl", [row(k, 0, 2, 2) for k in "abcdef"], refused=[{"k": None, "d": "2020-01-01"}])
     with pytest.raises(RefusedError) as incomplete:
         lake.table.append(host="local", full="partitions")
@@ -259,7 +259,7 @@ def test_extract_of_which_a_file_is_left_out_is_refused(tmp_path: Path) -> None:
 
 def test_rows_that_delete_do_not_count_for_an_extract(lake: Lake) -> None:
     lake.land("2.jsonl", [row(k, 0, 2, op="D") for k in "abcdef"])
-    with pytest.raises(RefusedError, match="0 rows for 1 partitions, which hold 6"):
+    with pytest.raises(RefusedError, match="0 rows, but its 1 partition in the table have 6"):
         lake.table.append(host="local", full="partitions")
 
 

@@ -74,7 +74,7 @@ def look_at_feed(
     bare = [f.name for f in files if not re.search(SEQUENCE, PurePosixPath(f.name).name)] if has_order_in_name else []
     if bare:
         warnings.append(
-            f"{len(bare)} of {count(len(files), 'file')} have no number behind the last _ of their names, for example "
+            f"{len(bare)} of {count(len(files), 'file')} have no number after the last _ of their names, for example "
             f"{bare[0]!r}: such files are set aside"
         )
     return Feed(width, f"{count(width, 'field')} in {name!r}", tuple(widest.types), tuple(warnings))

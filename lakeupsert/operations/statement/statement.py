@@ -302,8 +302,8 @@ def _refuse_unsupported(table: OpenTable, spec: TableSpec, options: StatementOpt
         raise ConfigurationError(
             "history-needs-order",
             f"Table {table.name!r} has `history = true` and is ordered by {', '.join(spec.order_by)}. A changed row keeps its "
-            "ordering values, and the history has one version for each: the present values would vanish from it. Nothing was "
-            "changed.",
+            "ordering values, and the history has one version for each value. So the changed row would replace the present "
+            "version there. Nothing was changed.",
             next="land records, or deletes, with greater ordering values, and run `lakeupsert run`",
         )
     if options.expressions is None:

@@ -232,7 +232,7 @@ def _refuse_shrinking(
     if rows < (1 - MOST_SHRINKING) * stored and not options.may_shrink:
         raise RefusedError(
             "full-extract-shrinks",
-            f"Full extract for table {table.name!r}: {rows:,} rows for {len(partitions)} partitions, which hold {stored:,}: "
-            f"over {MOST_SHRINKING:.0%} fewer. Nothing was committed.",
+            f"Full extract for table {table.name!r}: it has {rows:,} rows, but its {count(len(partitions), 'partition')} in the "
+            f"table have {stored:,}: that is over {MOST_SHRINKING:.0%} fewer. Nothing was committed.",
             next="check whether the extract is complete; if it is, run the same command with --may-shrink",
         )
