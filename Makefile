@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: house help planted setup test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-latency \
+.PHONY: house help planted setup tag test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-latency \
     bench-azure bench-kernels bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
@@ -106,6 +106,12 @@ build/spark/%/.installed: | $(STAMP)
 VENV_PACK_VERSION := 0.9.2
 TWINE_VERSION := 7.0.0
 DIST_EXTRAS := aws,azure,gcs,reconcile
+tag: ## one release: make tag VERSION=0.1.0
+	@test -n "$(VERSION)" && test -z "$$(git status --porcelain)" || { echo "usage: make tag VERSION=0.1.0, in a clean tree"; exit 2; }
+	@sed -i.bak 's/^__version__ = .*/__version__ = "$(VERSION)"/' lakeupsert/__init__.py && rm lakeupsert/__init__.py.bak
+	@sed -i.bak "s/^## Unreleased$$/## $(VERSION) ($$(date -u +%F))/" CHANGELOG.md && rm CHANGELOG.md.bak
+	@git commit -qam "lakeupsert $(VERSION)" && git tag -a "v$(VERSION)" -m "lakeupsert $(VERSION)" && git show --stat --oneline "v$(VERSION)"
+
 dist: export SOURCE_DATE_EPOCH := $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2> /dev/null),1577836800)
 dist: setup ## dist/ with wheel, source and an environment for Spark's executors (spark.archives), without pyspark, which clusters have
 	@rm -rf dist build/dist && mkdir -p dist build/dist/unpacked

@@ -71,11 +71,8 @@ class LakeupsertError(Exception):
 
 
 def split_text(text: str) -> tuple[str, str]:
-    """Split an error's text, as in a failed mark or a dead letter, into message and next command ("" if it has none).
-
-    Also splits texts of an earlier lakeupsert, which have ``Data changed: no.`` before the command.
-    """
-    reason, *advice = re.split(r"\n(?:Data changed: no\. |Committed: [^\n]* · )?Next: ", text, maxsplit=1)
+    """Split an error's text, as in a failed mark or a dead letter, into message and next command ("" if it has none)."""
+    reason, *advice = re.split(r"\n(?:Committed: [^\n]* · )?Next: ", text, maxsplit=1)
     return reason, advice[0] if advice else ""
 
 

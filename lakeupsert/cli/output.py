@@ -223,7 +223,6 @@ REMEDIES = {
     "unknown_key": "once a record of the key has come, `lakeupsert append --replay-quarantine` and `lakeupsert run`; or set "
     '`unknown_deletes = "keep"`',
     "unreadable_file": "correct the file, or the settings that say how it is read, and land it again",
-    "other_partition": "if its values should count, land it without a partition, or with the partition of its row",
     "unreadable_partition": "mend the partition (`lakeupsert reconcile` names what is damaged), then `lakeupsert append "
     "--replay-quarantine` and `lakeupsert run`",
     "future_order": "when that time has come, `lakeupsert append --replay-quarantine` and `lakeupsert run`",

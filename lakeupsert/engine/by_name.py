@@ -20,9 +20,9 @@ Fewer: more nights wait for Spark to start."""
 def choose_host(choice: HostChoice, landing_bytes: int) -> ChosenHost:
     """The host of a night with so many landing bytes. If it is Spark, and ``choice`` is auto, this process is ready for it."""
     if choice != "auto":
-        return ChosenHost(name=choice)
+        return ChosenHost(name=choice, landing_bytes=None, missing=None)
     if landing_bytes < SPARK_PAYS_BYTES:
-        return ChosenHost(name="local", landing_bytes=landing_bytes)
+        return ChosenHost(name="local", landing_bytes=landing_bytes, missing=None)
     missing = _prepare_spark()
     return ChosenHost(name="local" if missing else "spark", landing_bytes=landing_bytes, missing=missing)
 

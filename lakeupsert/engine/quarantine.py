@@ -51,14 +51,8 @@ class QuarantineWriter:
         self._out.__exit__(kind, error, trace)
 
     def write(self, rows: Rows) -> None:
-        """``rows`` has the columns of `QUARANTINE_SCHEMA`, ``batch`` only if an earlier batch read and refused them.
-
-        Rows that an earlier lakeupsert refused have no ``line``.
-        """
+        """``rows`` has the columns of `QUARANTINE_SCHEMA`, ``batch`` only if an earlier batch read and refused them."""
         if rows.num_rows:
-            if "line" not in rows.schema.names:
-                at = rows.schema.get_field_index("position") + 1
-                rows = rows.add_column(at, QUARANTINE_SCHEMA.field("line"), pa.nulls(rows.num_rows, pa.int64()))
             counts = pc.value_counts(rows["reason_code"].combine_chunks()).to_pylist()
             self._reasons.update({c["values"]: c["counts"] for c in counts})
             for code in {c["values"] for c in counts} - self._examples.keys():

@@ -72,11 +72,6 @@ def replay_rows(
     with job.quarantine() as quarantine:
         for file in files:
             rows = _read(job.store, file)
-            if "arrow" not in rows.schema.names:
-                log.warning(
-                    "%s was written by an earlier lakeupsert, which kept rows as text only: not replayed", file.name
-                )
-                continue
             accepted, staying = _take_again(rows, job, renames_of, refused_by_key)
             for table in accepted:
                 table, superseded = drop_left_out(job, table)
@@ -100,7 +95,7 @@ def new_columns_of(job: AppendJob, files: Sequence[ReplayedFile], renames_of: Ca
     found = []
     for file in files:
         rows = _read(job.store, file)
-        for quarantined in _blocks(rows, job.reading) if "arrow" in rows.schema.names else ():
+        for quarantined in _blocks(rows, job.reading):
             landed = quarantined.file
             block = _with_current_names(quarantined, job, renames_of)
             if new := _new_columns(block, landed, job, take(block, frozenset(), landed, job.rules).accepted):

@@ -61,7 +61,7 @@ def keep_folders(spec: TableSpec, folders: Iterable[str], where: str) -> Folders
         warnings += _warnings(spec, column, texts, names)
     if formats or adopted:
         kept = tuple(AdoptedFolder(name=name, folder=folder) for name, folder in sorted(adopted.items()))
-        spec = msgspec.structs.replace(spec, adopted_folders=kept).requiring("folder_names")
+        spec = msgspec.structs.replace(spec, adopted_folders=kept)
     return Folders(spec, tuple(warnings))
 
 

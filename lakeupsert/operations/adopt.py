@@ -403,4 +403,5 @@ def _first_manifest(
         buckets = (msgspec.structs.replace(touched.as_adopted(), base=base),)
     if head is not None and (head.body.merged or [b.base for b in head.body.buckets] == [b.base for b in buckets]):
         return None
-    return Manifest(partition=partition, merged=0, spec_version=0, buckets=buckets, made={"engine": "adopt"})
+    first = Manifest(partition=partition, merged=0, spec_version=0, buckets=buckets, made={"engine": "adopt"})
+    return msgspec.structs.replace(first, added=len(first.objects - (head.body.objects if head else set())))

@@ -82,8 +82,7 @@ def difference_of(table: OpenTable, partition: str, before: int, after: int) -> 
     spec = table.existing_spec()
 
     def view(number: int) -> View:
-        version = table.version(partition, number)
-        shown = PartitionVersion(version=number, merged=version.merged, rows=version.rows, bytes=version.bytes)
+        shown = PartitionVersion.of(table.version(partition, number), number)
         return View(table.objects, spec, Snapshot(batch=0, spec_version=0, partitions={partition: shown}), None)
 
     try:

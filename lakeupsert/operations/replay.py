@@ -30,6 +30,7 @@ from lakeupsert.pipeline.key_places import find_refused_again
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Lost, until_won
 from lakeupsert.table.ledger import LedgerEntry, ReplayedFile, find_quarantined
+from lakeupsert.table.reading import StoredReading
 from lakeupsert.table.spec import TableSpec
 
 
@@ -132,7 +133,7 @@ def _entry(
         received_at=ground.received_at,
         clock_ahead=ground.clock_ahead,
         spec_version=job.spec_version,
-        reading=reading_of((), job.reading),
+        reading=StoredReading.of(reading_of((), job.reading)),
         touched=touched_by(reports),
         rows_read=sum(f.rows for f in replayed),
         quarantined=dict(sorted(refused[0].reasons.items())) if refused else {},

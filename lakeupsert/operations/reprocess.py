@@ -37,7 +37,7 @@ from lakeupsert.progress import Countdown
 from lakeupsert.queue import Message
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.floor import read_refused_keys
-from lakeupsert.table.chain import Link
+from lakeupsert.table.chain import FORMAT, Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, ChosenHost, LandingFile, Touched, active_batches
 from lakeupsert.table.manifest import DataFile, Manifest
@@ -310,7 +310,7 @@ def _send_work(
         for p, head in plan.heads.items()
     }
     spec_version = snapshot.body.spec_version if snapshot else 0
-    write_order(table.store, name, RewriteOrder(source=plan.source, partitions=partitions, spec_version=spec_version))
+    write_order(table.store, name, RewriteOrder(FORMAT, plan.source, partitions, spec_version))
     head = table.objects.ledger.head()
     # After the work object is written: a vacuum whose fence is later finds it, and keeps the files that it names.
     if start is not None and head and any(e.body.kind == "fence" for e in table.entries(start - 1, head.number)):
@@ -437,7 +437,7 @@ def _job(
 ) -> AppendJob:
     """The row work of the batch, with its own spec and receipt stamp, for these partitions."""
     entry = table.entries(number - 1, number)[0].body
-    spec, reading = table.spec(entry.spec_version), entry.reading or table.settings.reading
+    spec, reading = table.spec(entry.spec_version), entry.reading_of_files
     parquet = [i for i in inputs if format_of(i.path, reading.format) == "parquet"]
     surveys = host.survey(table.landing, parquet, reading, spec.schema, frozenset())
     groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}

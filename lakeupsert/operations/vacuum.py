@@ -24,7 +24,7 @@ from types import MappingProxyType
 import msgspec
 
 from lakeupsert import clock
-from lakeupsert.errors import DamagedTableError, RefusedError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.pipeline.key_places import named_index
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import Publishers, PublisherStanding
@@ -369,8 +369,8 @@ class _Survey:
             if not self._is_older(found, VERSIONS_KEPT):
                 try:
                     work = self._table.work(name)
-                except (RefusedError, DamagedTableError):
-                    continue  # from a newer lakeupsert, or damaged: kept until it is old
+                except (ConfigurationError, RefusedError, DamagedTableError):
+                    continue  # from a later lakeupsert, or damaged: kept until it is old
             heads = [self._table.objects.partition(p).head() for p in work.partitions] if work else []
             if work is None or all(head is not None and head.body.reprocessed == name for head in heads):
                 self._add(found, "a reprocess that is done, or was abandoned", None, None)

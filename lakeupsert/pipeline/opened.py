@@ -33,12 +33,12 @@ from lakeupsert.storage import (
     open_store,
 )
 from lakeupsert.table import metadata
-from lakeupsert.table.chain import PLAIN, Link, newer_format
+from lakeupsert.table.chain import FORMAT, Link, refuse_newer
 from lakeupsert.table.layout import HOME, TableObjects, rebuild_command
 from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, without_touched
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import TableSpec, refuse_unknown
+from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.work import RewriteOrder, read_order
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,6 @@ class OpenTable:
         if known is not None and known.body.spec_version > (head.number if head else -1):
             raise self._lost_spec(known.body.spec_version, f"Ledger entry {known.number}")
         if head is not None:
-            refuse_unknown(head.body, self.settings.processed)
             if not self.read_only:
                 self.declaration.refuse_other(head.body)
             self._specs[head.number] = head.body
@@ -318,11 +317,10 @@ class OpenTable:
                     f"the headers of ledger entries {first} to {last}",
                     next="delete that object: it only repeats what the ledger says, and the next append writes it again",
                 )
-                if found.format > PLAIN:
-                    raise newer_format(self.store.uri(name), found.format)
+                refuse_newer(self.store.uri(name), found.format)
             except NotFoundError:
                 entries = tuple(without_touched(link.body) for link in self.entries(first - 1, last))
-                found = Headers(format=PLAIN, first=first, entries=entries)
+                found = Headers(format=FORMAT, first=first, entries=entries)
                 if write:
                     with suppress(UnknownOutcomeError):  # the next append finds it or writes it
                         self.store.create(name, metadata.encode(found))

@@ -24,7 +24,7 @@ from lakeupsert.pipeline.publishers import PublisherStanding, catch_up, catch_up
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
-from lakeupsert.table.snapshot import WRITE_ID_DIGITS, PartitionVersion, Snapshot
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 
 
 @dataclass(frozen=True)
@@ -246,15 +246,7 @@ def _snapshot_at(
             lagging.append(partition)
         table.refuse_another_entry(found.body, old)
         newer.append(found)
-        partitions[partition] = PartitionVersion(
-            version=found.number,
-            merged=found.body.merged,
-            rows=found.body.rows,
-            bytes=found.body.bytes,
-            files=found.body.files,
-            bits=max((bucket.bits for bucket in found.body.buckets), default=0),
-            write_id=found.write_id[:WRITE_ID_DIGITS],
-        )
+        partitions[partition] = PartitionVersion.of(found.body, found.number, found.write_id)
     entry = table.entries(batch - 1, batch)[0].body if batch else None
     since = table.map_concurrently(lambda link: _since(table, link, old), newer)
     for found, (_, added) in zip(newer, since, strict=True):

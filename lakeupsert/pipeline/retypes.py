@@ -147,7 +147,7 @@ def restored_files(
 
 def retypes_between(table: OpenTable, since: int, version: int) -> list[Retyping]:
     """The retypes after version ``since`` of the spec, up to ``version``."""
-    if "retypes" not in table.spec(version).requires:
+    if not any(one.retyped for one in table.spec(version).renames):
         return []
     return _retypes(since, [table.spec(number) for number in range(since, version + 1)])
 

@@ -159,7 +159,7 @@ class DeltaPublisher:
             return None
         state = log.read(listing)
         before = self.objects.snapshots.get(state.version) if state else None
-        if state and before and state.write_id not in (None, before.write_id):
+        if state and before and state.write_id != before.write_id:
             before = None  # the log shows a snapshot that was lost, so all partitions are compared
         if state is not None:
             self._refuse_other_times(state, self._spec(before or newest))

@@ -105,9 +105,9 @@ class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
     txn_id: str
 
     @property
-    def snapshot(self) -> str | None:
-        """The write id of the snapshot that the commit shows; None: an earlier lakeupsert did not write it."""
-        return self.operation_parameters.get("snapshot")
+    def snapshot(self) -> str:
+        """The write id of the snapshot that the commit shows."""
+        return self.operation_parameters["snapshot"]
 
 
 class Action(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -128,7 +128,7 @@ class State:
     Attributes:
         timestamp: of the last commit, in milliseconds since 1970. Each commit's is greater than the one's before.
         adds: by path. Their order depends on where the reading began, so what is written is sorted.
-        write_id: of the snapshot that the version shows; None: an earlier lakeupsert did not write it.
+        write_id: of the snapshot that the version shows; empty before the first commit was read.
     """
 
     version: int
@@ -136,7 +136,7 @@ class State:
     protocol: Protocol
     metadata: Metadata
     adds: dict[str, Add] = field(default_factory=dict)
-    write_id: str | None = None
+    write_id: str = ""
 
     @classmethod
     def first(cls, version: int, actions: Sequence[Action]) -> "State":
@@ -227,7 +227,7 @@ class DeltaLog:
     def refuse_lost(self, newest: Link[Snapshot]) -> None:
         """Raise DamagedTableError (``foreign-delta-commit``) if the commit of its number shows another snapshot."""
         shown = {a.commit_info.snapshot for a in self.commit(newest.number) if a.commit_info}
-        if shown.isdisjoint({None, newest.write_id}):
+        if newest.write_id not in shown:
             raise self._foreign(newest.number, "shows a snapshot that was lost since, and another one took its number")
 
     def append(self, version: int, actions: Sequence[Action]) -> Sequence[Action]:

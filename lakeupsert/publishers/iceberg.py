@@ -51,7 +51,6 @@ from lakeupsert.publishers.iceberg_files import MOST_ENTRIES, Entry, FileReader,
 from lakeupsert.publishers.iceberg_types import (
     UNFIT,
     iceberg_schema,
-    lacks_field_ids,
     partition_spec,
     refuse_other_growth,
 )
@@ -390,7 +389,7 @@ class IcebergPublisher:
             return max(0, bisect_right(firsts, partition) - 1)
 
         changed = {p for p in {*now, *old} if now.get(p) != old.get(p)}
-        if before and before.spec_version != link.body.spec_version and "retypes" in writer.spec.requires:
+        if before and before.spec_version != link.body.spec_version and any(one.retyped for one in writer.spec.renames):
             # Files that stay may be from before a retype, and have no field of the new id.
             self.map_concurrently(lambda p: self._buckets(writer.spec, p, now[p].version), list(now))
         touched = set(map(place_of, changed)) if before else set(range(len(listed)))
@@ -469,7 +468,7 @@ class IcebergPublisher:
         return kind(self.objects.store, writer.address, f"{_DELETES}/{number}-", self.map_concurrently)
 
     def _buckets(self, spec: TableSpec, partition: str, version: int) -> tuple[BucketEntry, ...]:
-        """The buckets of a version. Raises ConfigurationError (``unfit-for-iceberg``) if its files lack field ids, or have values
+        """The buckets of a version. Raises ConfigurationError (``unfit-for-iceberg``) if its files were adopted, or have values
         that readers would have to convert."""
         buckets = self.version(partition, version).buckets
         see = "Readers of Iceberg see the snapshot before; readers of lakeupsert are not affected."
@@ -484,13 +483,6 @@ class IcebergPublisher:
                 UNFIT,
                 f"{partition} has files from before a column was retyped, and readers would not convert its values. {see}",
                 next="run `lakeupsert compact --full`, which converts them",
-            )
-        if any(lacks_field_ids(spec, file) for bucket in buckets for file in bucket.data):
-            raise ConfigurationError(
-                UNFIT,
-                f"{partition} has files of an earlier lakeupsert, which gave no field ids to the columns in which it keeps the "
-                f"orders of mode columns. pyiceberg refuses such files. {see}",
-                next="run `lakeupsert reprocess` over all partitions, which writes files with field ids",
             )
         return buckets
 

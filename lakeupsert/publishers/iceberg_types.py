@@ -26,8 +26,6 @@ from pyiceberg.types import (
 )
 
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.rows.statistics import MOST_A_PARTITION, has_bounds
-from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import TableSpec, field_id
 
 UNFIT = "unfit-for-iceberg"
@@ -85,14 +83,6 @@ def refuse_other_growth(spec: TableSpec, earlier: Iterable[TableSpec]) -> None:
         for id_, (name, was) in _leaves(other.schema).items():
             if id_ in now and not _may_grow(was, now[id_][1]):
                 raise _unfit(f"Column {name!r} has grown from {was} to {now[id_][1]}, which Iceberg does not allow.")
-
-
-def lacks_field_ids(spec: TableSpec, file: DataFile) -> bool:
-    """Whether an earlier lakeupsert wrote this file of a table in mode columns, without field ids for columns that readers don't
-    see. It wrote no statistics either, which key and ordering columns have by now."""
-    if spec.mode != "columns" or file.statistics or not MOST_A_PARTITION >> file.bits:
-        return False
-    return any(has_bounds(spec.schema.field(name).type) for name in (*spec.stored_key, *spec.order_by))
 
 
 def _unfit(why: str) -> ConfigurationError:

@@ -459,8 +459,7 @@ def _statistics(shown: PartitionVersion) -> dict[str, str]:
 
 def _folder(partition: str, shown: PartitionVersion) -> str:
     """The version comes first, so that no tool that looks for partitions in folders takes a manifest's for one."""
-    version = f"{shown.version}-{shown.write_id}" if shown.write_id else str(shown.version)
-    return f"{_FOLDER}/{version}/{partition}"
+    return f"{_FOLDER}/{shown.version}-{shown.write_id}/{partition}"
 
 
 def _manifest(partition: str, shown: PartitionVersion) -> str:

@@ -117,12 +117,10 @@ def _timeline(data: ReportData) -> Figure:
     run = data.last_run()
     by_worker: dict[str, list[Merge]] = defaultdict(list)
     for merge in run:
-        if merge.seconds is not None:
-            by_worker[merge.worker or "unknown worker"].append(merge)
+        by_worker[merge.worker].append(merge)
     title = "Last run"
     if not by_worker:
-        no_times = "The manifests don't say how long merges took: an earlier lakeupsert wrote them."
-        return Line(title, no_times if run else "No merge in these batches.")
+        return Line(title, "No merge in these batches.")
     spans = {worker: _merge_spans(merges) for worker, merges in sorted(by_worker.items())}
     in_order = sorted((s for of_worker in spans.values() for s in of_worker), key=lambda s: s.began)
     begin, end = in_order[0].began, max(s.ended for s in in_order)
@@ -137,7 +135,7 @@ def _timeline(data: ReportData) -> Figure:
         (u, n) for u, n in (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0)) if length > 2 * n or n == 1
     )
     bars_of_worker = {
-        f"{worker}: {count(len(of_worker), 'merge')}, {duration(sum(s.merge.took for s in of_worker))}": [
+        f"{worker}: {count(len(of_worker), 'merge')}, {duration(sum(s.merge.seconds for s in of_worker))}": [
             Span((s.began - begin).total_seconds() / per, (s.ended - begin).total_seconds() / per, _merge_tip(s.merge))
             for s in of_worker
         ]
@@ -165,9 +163,9 @@ def _merge_table(spans: Sequence[_MergeSpan]) -> Element:
     rows = [
         (
             s.merge.partition,
-            s.merge.worker or "unknown worker",
+            s.merge.worker,
             when(s.began),
-            duration(s.merge.took),
+            duration(s.merge.seconds),
             f"{s.merge.batch:,}",
             f"{s.merge.rows:,}",
         )
@@ -183,30 +181,29 @@ def _merge_spans(merges: Sequence[Merge]) -> list[_MergeSpan]:
     """
     spans: list[_MergeSpan] = []
     for merge in reversed(merges):
-        ended = min(merge.ended, spans[-1].began) if spans and merge.worker else merge.ended
-        spans.append(_MergeSpan(ended - timedelta(seconds=merge.took), ended, merge))
+        ended = min(merge.ended, spans[-1].began) if spans else merge.ended
+        spans.append(_MergeSpan(ended - timedelta(seconds=merge.seconds), ended, merge))
     return spans[::-1]
 
 
 def _merge_tip(merge: Merge) -> str:
-    took = duration(merge.took)
+    took = duration(merge.seconds)
     return f"{merge.partition}, batch {merge.batch}: {took}, {count(merge.rows, 'row')}, {size(merge.bytes_written)} written"
 
 
 def _slowest(data: ReportData) -> Figure:
     slowest: dict[str, Merge] = {}
-    for merge in sorted(data.merges, key=lambda m: m.took):
-        if merge.seconds is not None:
-            slowest[merge.partition] = merge
-    rows = sorted(slowest.values(), key=lambda m: -(m.took))[:RANKED]
+    for merge in sorted(data.merges, key=lambda m: m.seconds):
+        slowest[merge.partition] = merge
+    rows = sorted(slowest.values(), key=lambda m: -(m.seconds))[:RANKED]
     title = "Slowest partitions"
     if not rows:
         return Line(title, "No merge in these batches says how long it took.")
     ranking = [
         Bar(
             partition_text(m.partition),
-            m.took,
-            (duration(m.took), f"{m.batch:,}", f"{m.rows:,}", size(m.bytes_written)),
+            m.seconds,
+            (duration(m.seconds), f"{m.batch:,}", f"{m.rows:,}", size(m.bytes_written)),
         )
         for m in rows
     ]

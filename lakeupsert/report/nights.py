@@ -37,28 +37,23 @@ PAUSE = timedelta(minutes=10)
 class Merge:
     """A version of a partition that a merge wrote.
 
-    ``seconds`` and ``worker`` are None if an earlier lakeupsert wrote the version. Partitions that were merged in one call
-    share its time evenly, so ``began`` is exact for the call, not for each partition. ``refused``: rows below the floor.
+    Partitions that were merged in one call share its time evenly, so ``began`` is exact for the call, not for each partition.
+    ``refused``: rows below the floor.
     """
 
     partition: str
     batch: int
     ended: datetime
-    seconds: float | None
-    worker: str | None
+    seconds: float
+    worker: str
     rows: int
     bytes_written: int
     refused: int
     changes: Changes
 
     @property
-    def took(self) -> float:
-        """``seconds``, or 0 if unknown."""
-        return self.seconds or 0.0
-
-    @property
     def began(self) -> datetime:
-        return self.ended - timedelta(seconds=self.took)
+        return self.ended - timedelta(seconds=self.seconds)
 
 
 @dataclass(frozen=True)
@@ -306,13 +301,12 @@ def _merge(older: Link[Manifest] | None, link: Link[Manifest]) -> Merge:
     manifest = link.body
     before = {f.name for b in older.body.buckets for f in (*b.base, *b.deltas, *b.history)} if older else set()
     files = [f for b in manifest.buckets for f in (*b.base, *b.deltas, *b.tombstones, *b.history)]
-    seconds, worker = manifest.made.get("seconds"), manifest.made.get("worker")
     return Merge(
         partition=manifest.partition,
         batch=manifest.merged,
         ended=datetime.fromisoformat(link.written_at),
-        seconds=float(seconds) if isinstance(seconds, (int, float)) else None,
-        worker=worker if isinstance(worker, str) else None,
+        seconds=float(manifest.made["seconds"]),
+        worker=str(manifest.made["worker"]),
         rows=manifest.rows,
         bytes_written=sum(f.bytes for f in files if f.name not in before),
         refused=max(0, _counted(manifest, "refused") - (_counted(older.body, "refused") if older else 0)),

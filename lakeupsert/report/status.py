@@ -43,7 +43,7 @@ class Status:
         skipped: records of all batches that are not the table's rows, by kind.
         quarantined: refused rows of batches that count, without those that a replay has appended.
         publishers: how far each publisher is.
-        host: where the landing files of the newest batch were read; None: it had none, or an earlier lakeupsert read them.
+        host: where the landing files of the newest batch were read; None: it had none.
         warnings: problems that stop nothing, for people.
     """
 

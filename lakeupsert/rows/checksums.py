@@ -126,9 +126,9 @@ def compare(data: memoryview, crcs: NDArray[np.uint32], at: int) -> None:
 def open_checked(source: pa.NativeFile, name: str) -> pa.NativeFile | CheckedBytes | CheckedFile:
     """The same file, with reads that raise ``pyarrow.ArrowInvalid`` if a byte was changed.
 
-    Returns ``source`` itself if it has no checksums: an adopted file, or one from an earlier lakeupsert. A small file is held in
-    memory and verified as a whole. Other programs may copy all footer keys into their own files, so checksums only count in a
-    file whose footer has ``name`` as its name.
+    Returns ``source`` itself if it has no checksums: an adopted file. A small file is held in memory and verified as a whole.
+    Other programs may copy all footer keys into their own files, so checksums only count in a file whose footer has ``name``
+    as its name.
     """
     size = source.size()
     tail = source.read_at(min(size, TAIL_BYTES), max(0, size - TAIL_BYTES))

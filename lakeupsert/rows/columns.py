@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.rank import sort_key, sortable
-from lakeupsert.table.spec import DELETE_FLAG, HAS, NAMED_PARTITIONS, OLDER, Ordering, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, HAS, OLDER, Ordering, TableSpec
 
 _CARRIED = 0
 """The bit of `HAS` that marks carried rows: field ids count from 1."""
@@ -118,10 +118,7 @@ def mark_carried(rows: Rows, spec: TableSpec) -> Rows:
 
 def find_naming(rows: Rows, spec: TableSpec) -> tuple[Mask, pa.StructArray, Mask]:
     """Which of these rows named their partition by their own order; for each row the order by which that was done last, null
-    if it is not known; and which rows are carried.
-
-    In a table of an earlier lakeupsert, a part that did is perhaps not the last one: older rows do not say it.
-    """
+    for a deleted key; and which rows are carried."""
     n, lists = rows.num_rows, rows[OLDER].combine_chunks()
     within = lists.flatten()
     has = pa.concat_arrays([rows[HAS].combine_chunks(), within.field("has")])
@@ -129,8 +126,7 @@ def find_naming(rows: Rows, spec: TableSpec) -> tuple[Mask, pa.StructArray, Mask
     named = _unpack(encoded.dictionary, spec.last_field_id + 1)[:, spec.naming_id][encoded.indices.to_numpy()]
     named[:n] &= ~as_mask(rows[DELETE_FLAG])
     source = np.full(n, -1)
-    if NAMED_PARTITIONS in spec.requires:
-        source[lists_parents(lists)[named[n:]]] = n + np.flatnonzero(named[n:])
+    source[lists_parents(lists)[named[n:]]] = n + np.flatnonzero(named[n:])
     source[named[:n]] = np.flatnonzero(named[:n])
     orders = [
         pa.concat_arrays([rows[name].combine_chunks(), within.field(f"o{i}")]).take(pa.array(np.maximum(source, 0)))

@@ -327,20 +327,6 @@ def from_bytes(data: bytes | memoryview | pa.Buffer) -> Rows:
         return reader.read_all()
 
 
-def from_metadata(data: bytes) -> Rows:
-    """`from_bytes` for rows inside a metadata object.
-
-    Raises:
-        DamagedTableError: the object was damaged, and has no digest because an earlier lakeupsert wrote it.
-    """
-    try:
-        rows = from_bytes(data)
-        rows.validate(full=True)
-        return rows
-    except (pa.ArrowInvalid, OSError) as e:
-        raise metadata.damaged("A manifest or ledger entry with rows in it", "an Arrow stream", str(e)) from e
-
-
 def read_file(store: ObjectStore, file: DataFile, schema: pa.Schema, spec: TableSpec | None = None) -> Rows:
     """All live rows of one of our files, in columns of ``schema`` (see `stream_file`)."""
     return pa.concat_tables(list(stream_file(store, file, schema, spec=spec)) or [schema.empty_table()])
@@ -377,7 +363,7 @@ def _decode_file(
 ) -> Iterator[tuple[int, Rows]]:
     """The rows of a file as they are stored: tables, each with the position of its first row."""
     if isinstance(file, TombstoneFile) and file.inline:
-        yield 0, from_metadata(file.inline)
+        yield 0, from_bytes(file.inline)
         return
     part = None if file.at is None else (file.at, file.bytes)
     if not file.pieces:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
 from lakeupsert.rows.convert import as_mask
-from lakeupsert.rows.datafiles import from_bytes, from_metadata, read_file, to_bytes
+from lakeupsert.rows.datafiles import from_bytes, read_file, to_bytes
 from lakeupsert.rows.rank import sort_key, sortable
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, Manifest
@@ -269,7 +269,7 @@ def _against(column: Column, value: pa.Scalar, ordering: Ordering) -> tuple[Mask
 
 
 def _orders(floor: str, spec: TableSpec) -> Rows:
-    return from_metadata(base64.b64decode(floor)).cast(_schema(spec))  # a type may have been widened since
+    return from_bytes(base64.b64decode(floor)).cast(_schema(spec))  # a type may have been widened since
 
 
 def _schema(spec: TableSpec) -> pa.Schema:

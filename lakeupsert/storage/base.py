@@ -5,7 +5,6 @@ object from `write` has a unique name and does not count until a created object 
 `lakeupsert.testing.contracts.ObjectStoreContract`.
 """
 
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,6 @@ from lakeupsert.errors import ConfigurationError, TryAgainError
 
 SIZE_ONLY = "size {}"
 """The etag of an object of which its store says nothing else."""
-_EARLIER_LOCAL = re.compile("[0-9]+-[0-9]+")
 Call = Literal["get", "head", "list", "put", "create", "delete"]
 CALLS: tuple[Call, ...] = ("get", "head", "list", "put", "create", "delete")
 
@@ -53,10 +51,8 @@ class ObjectInfo:
     modified: float = field(compare=False)  # S3's HEAD and LIST round it differently
 
     def is_same(self, size: int, etag: str) -> bool:
-        """Whether the object is unchanged since it had these. Local etags of an earlier lakeupsert lack the last part."""
-        return self.size == size and (
-            self.etag == etag or (_EARLIER_LOCAL.fullmatch(etag) is not None and self.etag.startswith(f"{etag}-"))
-        )
+        """Whether the object is unchanged since it had these."""
+        return (self.size, self.etag) == (size, etag)
 
     @property
     def is_by_size(self) -> bool:

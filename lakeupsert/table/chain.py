@@ -11,7 +11,7 @@ Repeat    safe: a version carries its writer's id, so after a lost answer the wr
 Nothing here knows about tables. `docs/FORMAT.md`, "Chains", has the bytes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Generic, Literal, TypeVar
@@ -24,10 +24,8 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainErr
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table import metadata
 
-FORMAT = 4
-"""The highest format version of a table's objects that this lakeupsert reads. It refuses a higher one."""
-PLAIN = 1
-"""The format version of all objects, unless `format_of` returns another."""
+FORMAT = 1
+"""The format version of every object that this lakeupsert writes. It refuses a higher one."""
 
 LARGEST = 10**20 - 1
 FRESH_SECONDS = 3600.0
@@ -94,8 +92,7 @@ class Chain(Generic[Body]):
         kind: what the versions are, for example ``ledger``; written into each version and checked on reading.
         body_type: a msgspec struct.
         check: raises if the new body must not follow the old one (None at the start of the chain); runs before every append.
-        format_of: the format version that a body needs.
-        parse: parses encoded parts of a body; raises if they can't be parsed.
+        parse: parses encoded parts of a body at an address; raises if they can't be parsed.
     """
 
     def __init__(
@@ -105,15 +102,13 @@ class Chain(Generic[Body]):
         kind: str,
         body_type: type[Body],
         check: Callable[[Body | None, Body], None],
-        format_of: Callable[[Body], int] = lambda body: PLAIN,
-        parse: Callable[[Body], object] = lambda body: None,
+        parse: Callable[[Body, str], object] = lambda body, where: None,
     ) -> None:
         self._store = store
         self._folder = folder
         self._kind = kind
         self._body_type = body_type
         self._check = check
-        self._format_of = format_of
         self._parse = parse
         self._tries: list[_Try] = []
 
@@ -251,14 +246,13 @@ class Chain(Generic[Body]):
         name = self.name(number)
         what = f"version {number} of the chain {self._kind}"
         envelope = metadata.decode(self._store.get(name), _Envelope, lambda: self._store.uri(name), what)
-        if envelope.format > FORMAT:
-            raise newer_format(self._store.uri(name), envelope.format)
+        refuse_newer(self._store.uri(name), envelope.format)
         try:
             if (envelope.kind, envelope.number) != (self._kind, number):
                 raise ValueError(f"it says {envelope.kind} {envelope.number}")
             body = decoder_of(self._body_type).decode(envelope.body)
             datetime.fromisoformat(envelope.written_at)
-            self._parse(body)
+            self._parse(body, self._store.uri(name))
         except (msgspec.MsgspecError, ValueError, KeyError, OSError) as e:  # OSError: Arrow's, of a stream cut short
             raise metadata.damaged(self._store.uri(name), what, str(e)) from e
         return Link(number, envelope.write_id, envelope.parent, envelope.written_at, body, read_at)
@@ -266,7 +260,7 @@ class Chain(Generic[Body]):
     def _send(self, link: Link[Body]) -> Literal["won", "lost", "unknown"]:
         data = metadata.encode(
             _Envelope(
-                format=self._format_of(link.body),
+                format=FORMAT,
                 kind=self._kind,
                 number=link.number,
                 write_id=link.write_id,
@@ -306,12 +300,16 @@ class Chain(Generic[Body]):
         return here is not None and here.write_id == link.write_id
 
 
-def newer_format(where: str, format_: int) -> ConfigurationError:
-    return ConfigurationError(
-        "newer-format",
-        f"{where} has format {format_}; this lakeupsert reads formats up to {FORMAT}.",
-        next="upgrade lakeupsert on this machine (pip install --upgrade lakeupsert)",
-    )
+def refuse_newer(where: str, format_: int, requires: Sequence[str] = ()) -> None:
+    """Raise ConfigurationError if a later lakeupsert wrote the object at ``where``: in a later format, or in this one with
+    features that it ``requires`` its readers to know. This lakeupsert knows none."""
+    if format_ > FORMAT or requires:
+        features = f" and requires {', '.join(requires)}" if requires else ""
+        raise ConfigurationError(
+            "newer-format",
+            f"{where} has format {format_}{features}; this lakeupsert reads format {FORMAT}.",
+            next="upgrade lakeupsert on this machine (pip install --upgrade lakeupsert)",
+        )
 
 
 class Lost:

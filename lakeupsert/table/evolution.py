@@ -5,8 +5,8 @@ Each function returns the next version of a spec, or raises. Nothing is written 
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, Required, TypedDict, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypedDict, Unpack
 
 import msgspec
 import pyarrow as pa
@@ -16,10 +16,7 @@ from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.table.misnamed import did_you_mean, find_typo, suggest
 from lakeupsert.table.spec import (
-    ENDED_KEYS,
     FIELD_ID,
-    NAMED_PARTITIONS,
-    NOT_NULL_DELETES,
     RESERVED,
     ColumnGroup,
     DeleteRule,
@@ -46,12 +43,9 @@ _NO_EXPRESSION = (
 )
 
 
-class Fixed(TypedDict, total=False):
-    """Fields of a `TableSpec` that never change, as its caller chooses them."""
+class Usual(TypedDict, total=False):
+    """Fields of a `TableSpec` that never change, and that few tables set."""
 
-    table_id: Required[str]
-    stamped: Required[bool]
-    delete: Required[DeleteRule | None]
     order_in_name: str | None
     ties: Literal["arrival", "content"]
     mode: Literal["rows", "columns"]
@@ -60,6 +54,20 @@ class Fixed(TypedDict, total=False):
     key_scope: Literal["partition", "table"]
     history: bool
     versions: bool
+
+
+class Fixed(Usual):
+    """Fields of a `TableSpec` that never change, as its caller chooses them."""
+
+    table_id: str
+    stamped: bool
+    delete: DeleteRule | None
+
+
+_ROWS = Usual(
+    order_in_name=None, ties="arrival", mode="rows", nulls="overwrite", groups=(), history=False, versions=False
+)
+_USUAL: Usual = {**_ROWS, "key_scope": "partition"}
 
 
 def create(
@@ -84,38 +92,29 @@ def create(
     """
     ordering = [Ordering.parse(text) for text in order_by]
     partitions = PartitionColumn.parse_all(partition_by)
+    settings: Fixed = {**_USUAL, **fixed}
     declared = TableSpec(
         key=tuple(key),
         order_by=tuple(o.column for o in ordering),
         ascending=tuple(o.column for o in ordering if o.ascending),
         nulls_first=tuple(o.column for o in ordering if o.nulls_first),
+        statements=False,
+        requires=(),
         partition_by=tuple(p.column for p in partitions),
         partition_from=tuple(p for p in partitions if p.function),
         fields=(),
         arrow_schema="",
         last_field_id=0,
-        **fixed,
+        renames=(),
+        one_name_since=None,
+        file_names=(),
+        folder_formats=(),
+        adopted_folders=(),
+        **settings,
     )
-    declared = msgspec.structs.replace(declared, requires=tuple(_features(declared)))
     complete = _complete(schema, declared, later)
     numbering = _Numbering(0)
     return _spec([numbering.field(f) for f in complete], declared, numbering.last)
-
-
-def _features(spec: TableSpec) -> Iterator[str]:
-    """The format features that a reader or writer of a new table must know."""
-    in_columns = spec.key_scope == "table" and spec.mode == "columns"
-    needed = {
-        "columns": spec.mode == "columns",
-        "history": spec.history,
-        "versions": spec.versions,
-        "key_scope": spec.key_scope == "table",
-        **dict.fromkeys(("carried_rows", NAMED_PARTITIONS, ENDED_KEYS), in_columns),
-        NOT_NULL_DELETES: spec.delete is not None and spec.delete.not_null is not None,
-        "no_partition_columns": not spec.partition_by,
-        "hash_partitions": bool(spec.hash_columns),
-    }
-    return (feature for feature, is_needed in needed.items() if is_needed)
 
 
 def _complete(schema: pa.Schema, declared: TableSpec, later: Sequence[pa.Field]) -> pa.Schema:
@@ -418,18 +417,14 @@ def _rename_of(spec: TableSpec, field: pa.Field) -> Rename:
 
 def _record(spec: TableSpec, one: Rename, fields: Sequence[pa.Field], *, one_name: bool) -> TableSpec:
     """The next spec, with ``fields``. A field with a new id is the one that a retype brings."""
-    # A reader that goes by names alone, or that does not convert, would misread such a table.
-    needed = {"renames", *(["retypes"] if one.retyped else [])}
     changed = msgspec.structs.replace(spec, renames=(*spec.renames, one))
     if spec.one_name_since is not None or one_name:
-        needed.add("file_names")
         written = [] if one.id in {other.id for other in spec.file_names} else [FileName(id=one.id, name=one.name)]
         changed = msgspec.structs.replace(
             changed,
             one_name_since=len(spec.renames) if spec.one_name_since is None else spec.one_name_since,
             file_names=(*spec.file_names, *written),
         )
-    changed = msgspec.structs.replace(changed, requires=tuple(sorted({*spec.requires, *needed})))
     return _spec(fields, changed, max(spec.last_field_id, *map(field_id, fields)))
 
 

@@ -18,14 +18,12 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table import metadata
-from lakeupsert.table.chain import PLAIN, Chain
+from lakeupsert.table.chain import FORMAT, Chain, refuse_newer
 from lakeupsert.table.ledger import LedgerEntry, check_entry
 from lakeupsert.table.manifest import Manifest, check_manifest
 from lakeupsert.table.snapshot import Snapshot, check_snapshot
 from lakeupsert.table.spec import TableSpec, check_spec
 
-REQUIRES, PIECES, FLOORS = 2, 3, 4
-"""The format versions of specs that require something, and of ledger entries with files in pieces."""
 HOME = "_lakeupsert"
 DATA = f"{HOME}/data"
 """All data outside base files: appended rows, and in one folder per partition its deltas, vectors, tombstones and history."""
@@ -64,31 +62,18 @@ _OURS = re.compile(
 )
 
 
+def _parse_spec(spec: TableSpec, where: str) -> None:
+    refuse_newer(where, FORMAT, spec.requires)
+    assert spec.schema is not None, "it is decoded here"
+
+
 class TableObjects:
     """The chains of one table, and names for its files."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
-        # A lakeupsert that does not know `requires` must not ignore it, so the spec gets a newer format.
-        self.specs: Chain[TableSpec] = Chain(
-            store,
-            f"{HOME}/spec",
-            "spec",
-            TableSpec,
-            check_spec,
-            format_of=lambda spec: REQUIRES if spec.requires else PLAIN,
-            parse=lambda spec: spec.schema,
-        )
-        # Nor must it take a file in pieces for one Parquet file: of that it would read the last piece. Nor merge what a full
-        # extract refuses.
-        self.ledger: Chain[LedgerEntry] = Chain(
-            store,
-            f"{HOME}/ledger",
-            "ledger",
-            LedgerEntry,
-            check_entry,
-            format_of=lambda entry: FLOORS if entry.has_floors else PIECES if entry.has_pieces else PLAIN,
-        )
+        self.specs: Chain[TableSpec] = Chain(store, f"{HOME}/spec", "spec", TableSpec, check_spec, parse=_parse_spec)
+        self.ledger: Chain[LedgerEntry] = Chain(store, f"{HOME}/ledger", "ledger", LedgerEntry, check_entry)
         self.snapshots: Chain[Snapshot] = Chain(store, f"{HOME}/snapshots", "snapshot", Snapshot, check_snapshot)
 
     def partition(self, partition: str) -> Chain[Manifest]:

@@ -10,6 +10,7 @@ from lakeupsert import clock
 from lakeupsert.config import Reading
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.table.manifest import NO_ROWS, BucketEntry, Counters, DataFile, Digests
+from lakeupsert.table.reading import StoredReading
 
 Reason = Literal[
     "ambiguous_date",
@@ -22,7 +23,6 @@ Reason = Literal[
     "missing_column",
     "null_key",
     "order_missing",
-    "other_partition",
     "retyped",
     "truncate",
     "unknown_key",
@@ -47,7 +47,7 @@ class LandingFile(SeenFile, frozen=True, kw_only=True):
     rows: int
 
 
-class Touched(msgspec.Struct, frozen=True, kw_only=True):
+class Touched(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a batch brings to one partition.
 
     Attributes:
@@ -121,8 +121,8 @@ class ChosenHost(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: HostName
-    landing_bytes: int | None = None
-    missing: str | None = None
+    landing_bytes: int | None
+    missing: str | None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -138,14 +138,13 @@ class ChosenHost(msgspec.Struct, frozen=True, kw_only=True):
 Scope = Literal["table", "partitions"]
 
 
-class FullExtract(msgspec.Struct, frozen=True, kw_only=True):
+class FullExtract(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The batch contains all rows that its source has in its partitions. Keys that it lacks are deleted there.
 
     Attributes:
         scope: ``table``: it touches every partition of the table; ``partitions``: only those that its rows are in, and those
             that differ from these in nothing but a hash. Partitions of the scope that come later have its floor, too.
-        within: for scope ``partitions``, if there are partitions by hash: the names of its partitions without the hashes. Empty
-            in entries of an earlier lakeupsert.
+        within: for scope ``partitions``, if there are partitions by hash: the names of its partitions without the hashes.
         order: the greatest order of its rows (see `rows.floor`). Rows of missing keys are deleted up to that order.
         replaces: there, nothing of earlier batches counts any more, whatever its order (`full_extract` at its append).
     """
@@ -160,7 +159,7 @@ LONGEST_STATEMENT = 200
 """Characters of a statement that people see; a filter may list thousands of values."""
 
 
-class Statement(msgspec.Struct, frozen=True, kw_only=True):
+class Statement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The `update` or `delete` that made a batch of rows that the table had (ADR 0041).
 
     Attributes:
@@ -192,7 +191,7 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
         return text if len(text) <= LONGEST_STATEMENT else f"{text[: LONGEST_STATEMENT - 1]}…"
 
 
-class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One number of the ledger.
 
     Attributes:
@@ -201,8 +200,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         batch_id: the client's name for the batch. A second batch with the same id is refused, or is this one.
         received_at: the batch's receipt stamp in microseconds since 1970 UTC, greater than those of all earlier entries.
         files: the landing files, in the order that ranks their rows.
-        reading: how rows were read from these files, now and whenever the batch is read again. None in entries of an earlier
-            lakeupsert: as the table is configured now.
+        reading: how rows were read from these files, now and whenever the batch is read again. None without landing files.
         quarantined: refused rows by reason. Those of a schema entry or a restore are copies of stored rows in which a retyped
             column is null from then on; they count in ``rows_read``.
         seen: files that an earlier entry took and that landed again, unchanged, under another etag. They are not loaded again.
@@ -215,8 +213,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         full: set if the batch was declared to be a full extract.
         retention: how long the merge of this batch keeps deleted keys known, in microseconds (`tombstone_retention` at its
             append). None: for ever.
-        operations: whether a landing file had the delete rule's column. None if there is no such rule or no row, and in entries
-            of an earlier lakeupsert.
+        operations: whether a landing file had the delete rule's column. None if there is no such rule or no row.
         keys: what the batch changes in the key index, if keys are unique across partitions.
         unknown_deletes: how many deletes brought the key alone, of keys that no record had come for.
         orphans: how many of the quarantined rows were stored: updates by the key alone, of which a late delete left no row. They
@@ -228,9 +225,9 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         contrary: how many rows have another value in a column than their file's folder says, by column.
         positions: `__log_position` of first snapshots of Debezium for PostgreSQL in its files, and the lowest after a commit.
         versions: of Singer's messages, the lowest version of the rows of each stream, or -1 if some have none. None in entries
-            without such messages, and in those of an earlier lakeupsert.
+            without such messages.
         skipped: messages of its files that hold no row, by their kind, for example ``tombstone``. They are not in ``rows_read``.
-        host: where the landing files were read. None in entries without landing files, and in those of an earlier lakeupsert.
+        host: where the landing files were read. None in entries without landing files.
         clock_ahead: by how many microseconds the writer's clock, and so ``received_at``, was ahead of the store's, if that was
             more than five minutes; else 0. Which orders are in the future was decided by the store's clock.
         index: the key index before the batch, if the batch wrote it again. Otherwise the index is that of the last entry that has
@@ -253,7 +250,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     seen: tuple[SeenFile, ...] = ()
     full: FullExtract | None = None
     retention: int | None = None
-    reading: Reading | None = None
+    reading: StoredReading | None = None
     operations: bool | None = None
     keys: tuple[DataFile, ...] = ()
     index: KeyIndex | None = None
@@ -277,12 +274,10 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(f.name for f in self.replayed) or tuple(f.path for f in self.files)
 
     @property
-    def has_pieces(self) -> bool:
-        return any(file.pieces for touched in self.touched.values() for file in touched.files)
-
-    @property
-    def has_floors(self) -> bool:
-        return any(touched.extract is not None for touched in self.touched.values())
+    def reading_of_files(self) -> Reading:
+        """`reading` of an entry with landing files."""
+        assert self.reading is not None, "every batch of landing files says how they were read"
+        return self.reading.settings
 
     @property
     def rows_appended(self) -> int:

@@ -8,7 +8,6 @@ from typing import Protocol
 import msgspec
 
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.table import metadata
 
 HASH_BITS = 64
 NO_ROWS = "0" * 16
@@ -53,7 +52,7 @@ class DeletionVector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         rows: how many rows are superseded.
         size: bytes of the bitmap.
         name: the object that holds the bitmap from byte ``at`` on, with other bitmaps; empty if it is ``inline``.
-        crc: the CRC-32 of the bitmap in that object; None if it is ``inline``, and in manifests of an earlier lakeupsert.
+        crc: the CRC-32 of the bitmap in that object; None if it is ``inline``.
     """
 
     rows: int
@@ -185,7 +184,7 @@ class TombstoneFile(DataFile, frozen=True, kw_only=True, omit_defaults=True):
     since: int | None = None
 
 
-class Counters(msgspec.Struct, frozen=True, kw_only=True):
+class Counters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What became of every row that was ever appended to a bucket; `appended` is the sum of all others.
 
     Some rows never reach a bucket, because append or a restore drops them. The first bucket of the partition that a merge writes
@@ -201,7 +200,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     withdrawn: int = 0
 
 
-class Digests(msgspec.Struct, frozen=True, kw_only=True):
+class Digests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Digests of rows that are in no file of a bucket any more. None: not known.
 
     Each is the digest of the rows in the counter of the same name. `adopted` is the digest of batch 0, which is not known before
@@ -240,7 +239,7 @@ GONE = ("superseded", "tombstones_dropped", "refused", "withdrawn")
 NO_DIGESTS = Digests(adopted=NO_ROWS, superseded=NO_ROWS, withdrawn=NO_ROWS)
 
 
-class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
+class BucketEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One bucket of a partition.
 
     Attributes:
@@ -284,7 +283,7 @@ class FailedMark(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One version of a partition.
 
     Attributes:
@@ -294,9 +293,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         quarantine: objects with rows that merges refused.
         reprocessed: the last work object that was applied to the partition, so that it is not applied twice.
         entry: the write id of ledger entry ``merged``. It shows if another batch has taken that number since. None for adopted
-            files, and in manifests of an earlier lakeupsert.
+            files.
         changes: what the last merge changed; versions without a merge repeat it.
-        added: how many objects it needs that the version before it does not; -1 in manifests of an earlier lakeupsert.
+        added: how many objects it needs that the version before it does not.
         made: how this version was written (engine, strategy, seconds, worker), for people.
     """
 
@@ -310,7 +309,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     reprocessed: str | None = None
     entry: str | None = None
     changes: Changes = NO_CHANGES
-    added: int = -1
+    added: int = 0
     made: dict[str, str | float | int] = {}
 
     @property
@@ -339,10 +338,7 @@ def add_digests(digests: Iterable[str | None]) -> str | None:
     for digest in digests:
         if digest is None:
             return None
-        try:
-            total += int(digest, 16)
-        except ValueError as e:  # an object from an earlier lakeupsert, which has no digest of its own
-            raise metadata.damaged("A manifest or ledger entry", "one with digests of rows", str(e)) from e
+        total += int(digest, 16)
     return f"{total % 2**64:016x}"
 
 

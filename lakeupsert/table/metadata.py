@@ -1,6 +1,6 @@
 """Metadata objects: JSON that ends with the SHA-256 of all its other bytes, so that a damaged byte is detected.
 
-docs/FORMAT.md, "Digests of metadata". An object without that ending comes from an earlier lakeupsert and is read unchecked.
+docs/FORMAT.md, "Digests of metadata".
 """
 
 import hashlib
@@ -33,7 +33,9 @@ def decode(data: bytes, type_: type[Content], where: Callable[[], str], what: st
     """
     try:
         end = _END.fullmatch(data, len(data) - _END_BYTES) if len(data) >= _END_BYTES else None
-        if end is not None and end[1] != _digest_of(data[: end.start()]):
+        if end is None:
+            raise ValueError("it does not end with its digest")
+        if end[1] != _digest_of(data[: end.start()]):
             raise ValueError("its digest does not match its bytes")
         return decoder_of(type_).decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:

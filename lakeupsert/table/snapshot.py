@@ -14,7 +14,7 @@ class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """One partition in a snapshot: its manifest version and that version's figures.
 
     Attributes:
-        files: how many objects it has in the store; -1 in snapshots of an earlier lakeupsert.
+        files: how many objects it has in the store.
         added: `Manifest.added`, if the versions since the one that the snapshot before shows added none; else -1.
         bits: the most bits of its buckets. `append` cuts what arrives accordingly.
         write_id: the first digits of the manifest's. A version that was lost and written again has another one, and may have the
@@ -25,13 +25,26 @@ class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     merged: int
     rows: int
     bytes: int
-    files: int = -1
+    files: int
     added: int = -1
     bits: int = 0
-    write_id: str = ""
+    write_id: str
+
+    @classmethod
+    def of(cls, manifest: Manifest, version: int, write_id: str = "") -> "PartitionVersion":
+        """The figures of a manifest. ``version`` is its number and ``write_id`` its writer's; -1 and none if it is not stored."""
+        return cls(
+            version=version,
+            merged=manifest.merged,
+            rows=manifest.rows,
+            bytes=manifest.bytes,
+            files=manifest.files,
+            bits=max((bucket.bits for bucket in manifest.buckets), default=0),
+            write_id=write_id[:WRITE_ID_DIGITS],
+        )
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All partitions at batch ``batch``.
 
     Attributes:

@@ -44,43 +44,9 @@ MOVED_FROM = "_lakeupsert_moved_from"
 """Text column of appended files with rows that keys carry: the partition that they come from."""
 HIDDEN_IDS = 2_000_000_000
 """Field ids from here on are those of columns that readers don't see. Those of the table's columns count from 1."""
-STATEMENTS = "statements"
-"""The feature of tables that an `update` or `delete` has changed."""
-REPLACING_EXTRACTS = "replacing_extracts"
-"""The feature of tables in which a full extract has replaced everything before it."""
-NAMED_PARTITIONS = "named_partitions"
-"""The feature of tables all of whose rows say by which order their partition was named (`TableSpec.naming_id`)."""
-NOT_NULL_DELETES = "not_null_deletes"
-"""The feature of tables with a rule `DeleteRule.not_null`."""
-LANDING_FOLDERS = "landing_folders"
-"""The feature of tables whose rows have values of folders of the landing files."""
-ENDED_KEYS = "ended_keys"
-"""The feature of tables in which a late delete may end a key although its row is newer (`engine.keys.lives`)."""
-FEATURES = frozenset(
-    {
-        "columns",
-        "history",
-        "versions",
-        "renames",
-        "key_scope",
-        "carried_rows",
-        "file_names",
-        "retypes",
-        STATEMENTS,
-        REPLACING_EXTRACTS,
-        NAMED_PARTITIONS,
-        ENDED_KEYS,
-        NOT_NULL_DELETES,
-        LANDING_FOLDERS,
-        "no_partition_columns",
-        "hash_partitions",
-        "folder_names",
-    }
-)
-"""Format features that a spec may require its readers and writers to know."""
 
 
-class DeleteRule(msgspec.Struct, frozen=True, kw_only=True):
+class DeleteRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which rows are deletes: rows whose ``column``, as text, is one of ``values``, and all rows of files with a name prefix.
 
     Attributes:
@@ -151,7 +117,7 @@ MOST_BUCKETS = 65_536
 """The greatest N of `bucket(N, …)`: so many partitions of 256 MiB hold 16 TiB. More would only cost requests."""
 
 
-class PartitionColumn(msgspec.Struct, frozen=True):
+class PartitionColumn(msgspec.Struct, frozen=True, omit_defaults=True):
     """A partition column: a column of the rows, or the result of a ``function`` of others.
 
     ``year`` of the column ``source`` gives an integer, ``date`` a date, ``month`` and ``hour`` text like 2020-01 and
@@ -272,7 +238,7 @@ class Retype(msgspec.Struct, frozen=True, kw_only=True):
         return TypeChange(*pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.types))).types)
 
 
-class Rename(msgspec.Struct, frozen=True, kw_only=True):
+class Rename(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A rename, drop or retype: before it, field ``id`` was called ``name`` and ``last_field_id`` was the highest field id.
 
     ``retyped``: set by a retype, which keeps the name.
@@ -320,7 +286,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         key_scope: whether a key has one row in each ``partition``, or in the whole ``table`` (`engine.keys`).
         history: whether merges keep the versions that they supersede (`read.history`).
         versions: whether a row's batch is stored with it, as `BATCH`.
-        requires: format features that a reader or writer must know to use the table.
+        statements: whether an `update` or `delete` has changed the table: rows of any appended file may be deletes from then on.
+        requires: features without which nobody may read or write the table. Always empty: a later lakeupsert may name some.
         arrow_schema: the schema as Arrow IPC in base64, with field ids in the fields' metadata and with the partition columns.
         renames: all renames, drops and retypes, oldest first.
         one_name_since: in files that were written after at least so many of ``renames``, a field has one name for ever. None: it
@@ -329,36 +296,35 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             files.
         folder_formats: of integer partition columns whose adopted folders have leading zeros.
         adopted_folders: of values whose adopted folder has another name than new ones get.
-        bucket_count: always 1; manifests say how each partition is split into buckets.
     """
 
     table_id: str
     key: tuple[str, ...]
     order_by: tuple[str, ...]
     partition_by: tuple[str, ...]
-    partition_from: tuple[PartitionColumn, ...] = ()
+    partition_from: tuple[PartitionColumn, ...]
     stamped: bool
-    ascending: tuple[str, ...] = ()
-    nulls_first: tuple[str, ...] = ()
-    order_in_name: str | None = None
-    ties: Literal["arrival", "content"] = "arrival"
-    delete: DeleteRule | None = None
-    mode: Literal["rows", "columns"] = "rows"
-    nulls: Literal["overwrite", "keep"] = "overwrite"
-    groups: tuple[ColumnGroup, ...] = ()
-    key_scope: Literal["partition", "table"] = "partition"
-    history: bool = False
-    versions: bool = False
-    requires: tuple[str, ...] = ()
+    ascending: tuple[str, ...]
+    nulls_first: tuple[str, ...]
+    order_in_name: str | None
+    ties: Literal["arrival", "content"]
+    delete: DeleteRule | None
+    mode: Literal["rows", "columns"]
+    nulls: Literal["overwrite", "keep"]
+    groups: tuple[ColumnGroup, ...]
+    key_scope: Literal["partition", "table"]
+    history: bool
+    versions: bool
+    statements: bool
+    requires: tuple[str, ...]
     fields: tuple[FieldText, ...]
     arrow_schema: str
     last_field_id: int
-    renames: tuple[Rename, ...] = ()
-    one_name_since: int | None = None
-    file_names: tuple[FileName, ...] = ()
-    folder_formats: tuple[FolderFormat, ...] = ()
-    adopted_folders: tuple[AdoptedFolder, ...] = ()
-    bucket_count: int = 1
+    renames: tuple[Rename, ...]
+    one_name_since: int | None
+    file_names: tuple[FileName, ...]
+    folder_formats: tuple[FolderFormat, ...]
+    adopted_folders: tuple[AdoptedFolder, ...]
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -452,18 +418,12 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def has_deletes(self) -> bool:
         """Whether an appended row may be a delete: one that landed, one for a key that moved to another partition, or one of a
         statement."""
-        return self.delete is not None or self.key_scope == "table" or STATEMENTS in self.requires
+        return self.delete is not None or self.key_scope == "table" or self.statements
 
     @cached_property
     def takes_key_alone(self) -> bool:
         """Whether a delete, and in mode columns any record, may name no partition: the key index knows where its key is."""
         return self.key_scope == "table" and (self.delete is not None or self.mode == "columns")
-
-    def requiring(self, feature: str) -> "TableSpec":
-        """The spec of a table that needs a format feature: this one, if it does."""
-        if feature in self.requires:
-            return self
-        return msgspec.structs.replace(self, requires=tuple(sorted({*self.requires, feature})))
 
     @property
     def settles_early(self) -> bool:
@@ -600,17 +560,6 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return pa.schema([*self.tombstone_schema, *(self.schema.field(name) for name in self.content)])
 
 
-def refuse_unknown(spec: TableSpec, where: str) -> None:
-    """Raise ConfigurationError if the table at ``where`` needs a feature that this lakeupsert does not know."""
-    unknown = set(spec.requires) - FEATURES
-    if unknown:
-        raise ConfigurationError(
-            "newer-format",
-            f"The table at {where} needs {', '.join(sorted(unknown))}, which this lakeupsert does not know.",
-            next="upgrade lakeupsert on this machine (pip install --upgrade lakeupsert)",
-        )
-
-
 def _hidden(name: str, type_: pa.DataType, number: int) -> pa.Field:
     """A column that readers don't see, with an id all the same: pyiceberg refuses files with columns that have none."""
     return pa.field(name, type_, metadata={FIELD_ID: str(HIDDEN_IDS + number).encode()})
@@ -634,14 +583,14 @@ def check_spec(old: TableSpec | None, new: TableSpec) -> None:
     fixed = (
         "table_id", "key", "order_by", "ascending", "nulls_first", "order_in_name", "ties", "partition_by",
         "partition_from", "stamped", "mode", "nulls", "groups", "key_scope", "history",
-        "versions", "delete", "bucket_count", "folder_formats", "adopted_folders",
+        "versions", "delete", "folder_formats", "adopted_folders",
     )  # fmt: skip
     broken = [name for name in fixed if getattr(old, name) != getattr(new, name)]
     broken += [f"field {f.id} ({f.name})" for f in old.fields if kept.get(f.id) != renamed.get(f.name, f.name)]
     broken += ["renames"] if new.renames[: len(old.renames)] != old.renames else []
     broken += ["file_names"] if new.file_names[: len(old.file_names)] != old.file_names else []
     broken += ["one_name_since"] if old.one_name_since not in (None, new.one_name_since) else []
-    broken += ["requires"] if set(old.requires) - set(new.requires) else []
+    broken += ["statements"] if old.statements and not new.statements else []
     if broken or new.last_field_id < old.last_field_id:
         raise DamagedTableError(
             "broken-invariant",

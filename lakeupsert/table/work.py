@@ -7,6 +7,7 @@ import msgspec
 from lakeupsert.errors import RefusedError
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table import metadata
+from lakeupsert.table.chain import refuse_newer
 from lakeupsert.table.ledger import Touched
 
 Source = Literal["stored", "landing"]
@@ -24,17 +25,17 @@ class PartitionRewrite(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     merged: int
-    batches: dict[int, Touched] = {}
-    refused: tuple[str, ...] = ()
+    batches: dict[int, Touched]
+    refused: tuple[str, ...]
 
 
-class RewriteOrder(msgspec.Struct, frozen=True, kw_only=True):
+class RewriteOrder(msgspec.Struct, frozen=True):
     """``spec_version``: of a published snapshot. Partitions are rewritten under this spec or a newer one."""
 
-    format: int = 1
+    format: int
     source: Source
     partitions: dict[str, PartitionRewrite]
-    spec_version: int = 0
+    spec_version: int
 
 
 def write_order(store: ObjectStore, name: str, work: RewriteOrder) -> None:
@@ -43,16 +44,14 @@ def write_order(store: ObjectStore, name: str, work: RewriteOrder) -> None:
 
 
 def read_order(store: ObjectStore, name: str) -> RewriteOrder:
-    """Raises RefusedError if the object is gone or has a newer format, DamagedTableError if it is damaged."""
+    """Raises RefusedError if the object is gone, DamagedTableError if it is damaged, ConfigurationError if it is too new."""
     try:
         work = metadata.decode(store.get(name), RewriteOrder, lambda: store.uri(name), "a work object", next=AGAIN)
-        reason = None if work.format == 1 else f"has format {work.format}; this lakeupsert reads format 1"
-    except NotFoundError:
-        reason = "is gone"
-    if reason is not None:
+    except NotFoundError as e:
         raise RefusedError(
             "no-work",
-            f"{store.uri(name)} {reason}. It lists the work of a reprocess; the partition was not changed.",
+            f"{store.uri(name)} is gone. It lists the work of a reprocess; the partition was not changed.",
             next=AGAIN,
-        )
+        ) from e
+    refuse_newer(store.uri(name), work.format)
     return work

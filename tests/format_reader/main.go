@@ -39,17 +39,16 @@ import (
 )
 
 const (
-	greatestFormat = 4
+	greatestFormat = 1
 	vectorMagic    = 1681511377
 	blockBytes     = 16384
 )
 
 var (
-	knownFeatures = []string{"carried_rows", "columns", "ended_keys", "file_names", "folder_names", "hash_partitions", "history", "key_scope", "named_partitions", "no_partition_columns", "renames", "replacing_extracts", "statements", "versions"}
-	versionName   = regexp.MustCompile(`^v[0-9]{20}\.json$`)
-	digestField   = regexp.MustCompile(`,"digest":"([0-9a-f]{64})"}$`)
-	footerDigits  = regexp.MustCompile(`(?s)lakeupsert\.crc..([0-9a-f]{8})`)
-	fractions     = map[arrow.TimeUnit]string{arrow.Millisecond: ".000", arrow.Microsecond: ".000000", arrow.Nanosecond: ".000000000"}
+	versionName  = regexp.MustCompile(`^v[0-9]{20}\.json$`)
+	digestField  = regexp.MustCompile(`,"digest":"([0-9a-f]{64})"}$`)
+	footerDigits = regexp.MustCompile(`(?s)lakeupsert\.crc..([0-9a-f]{8})`)
+	fractions    = map[arrow.TimeUnit]string{arrow.Millisecond: ".000", arrow.Microsecond: ".000000", arrow.Nanosecond: ".000000000"}
 )
 
 type ledgerEntry struct{ Snapshot *int }
@@ -69,6 +68,7 @@ type spec struct {
 		ID          int
 		Name        string
 		LastFieldID int `json:"last_field_id"`
+		Retyped     any
 	}
 	OneNameSince *int `json:"one_name_since"`
 	FileNames    []struct {
@@ -135,10 +135,10 @@ func (t *table) head(chain string) int {
 func (t *table) read(chain, kind string, number int, body any) {
 	path := filepath.Join(t.root, "_lakeupsert", chain, "v"+complement(fmt.Sprintf("%020d", number))+".json")
 	data := must(os.ReadFile(path))
-	if at := digestField.FindSubmatchIndex(data); at != nil {
-		sum := sha256.Sum256(data[:at[0]])
-		require(hex.EncodeToString(sum[:]) == string(data[at[2]:at[3]]), "%s is damaged: its digest differs", path)
-	}
+	at := digestField.FindSubmatchIndex(data)
+	require(at != nil, "%s is damaged: it does not end with its digest", path)
+	sum := sha256.Sum256(data[:at[0]])
+	require(hex.EncodeToString(sum[:]) == string(data[at[2]:at[3]]), "%s is damaged: its digest differs", path)
 	var link struct {
 		Format, Number int
 		Kind           string
@@ -171,8 +171,9 @@ func open(root string, wanted int) *table {
 		t.read("snapshots", "snapshot", wanted, &t.shown)
 	}
 	t.read("spec", "spec", t.shown.SpecVersion, &t.spec)
-	for _, feature := range t.spec.Requires {
-		require(slices.Contains(knownFeatures, feature), "the table requires %q, which this reader does not know", feature)
+	require(len(t.spec.Requires) == 0, "the table requires %q, which this reader does not know", t.spec.Requires)
+	for _, rename := range t.spec.Renames {
+		require(rename.Retyped == nil, "the column %q was retyped, and this reader converts no values", rename.Name)
 	}
 	t.columns = must(ipc.NewReader(bytes.NewReader(t.spec.ArrowSchema))).Schema().Fields()
 	return t

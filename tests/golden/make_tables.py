@@ -1,11 +1,12 @@
-"""Write the golden tables: small tables as an earlier lakeupsert left them, and what it read of them.
+"""Write the golden tables: small tables as lakeupsert 0.1.0 left them, and what it read of them.
 
     PYTHONPATH=CHECKOUT python tests/golden/make_tables.py FOLDER
 
-CHECKOUT is a clone of the release that writes: commit fb00a1e wrote those in `tables/`. Each table becomes one archive:
-`lake/landing`, `lake/processed`, `later.jsonl` (the files of one more night) and `expected.json` (what readers saw before and
-after that night). `tests/integration/test_golden_tables.py` reads, merges, compacts and vacuums them. Never write one again:
-add a new one beside it.
+CHECKOUT is a clone of the release that writes: the first commit with ADR 0051 wrote those in `tables/`. They were made anew
+there, once: before the first release the stored format was broken on purpose. No later change may break it, so never write one
+of them again: add a new one beside it. Each table becomes one archive: `lake/landing`, `lake/processed`, `later.jsonl` (the files
+of one more night), `expected.json` (what readers saw before and after that night) and `README` (this promise).
+`tests/integration/test_golden_tables.py` reads, merges, compacts and vacuums them.
 """
 
 import json
@@ -21,6 +22,11 @@ from pathlib import Path
 from tests.harness.lake import Lake, row
 
 NIGHTS, KEYS, DAYS = 5, 40, 3
+README = """A table of format 1 (docs/FORMAT.md), as lakeupsert 0.1.0 wrote it.
+
+These tables were written anew once, before the first release: that was the one break of the stored format (ADR 0051).
+Every later lakeupsert reads, merges, compacts and vacuums this table, and shows exactly the rows of expected.json.
+"""
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,7 @@ def make(name: str, case: Case, target: Path) -> None:
         expected["after"] = read(lake)
         lake.table.close()
         (Path(folder) / "kept" / "expected.json").write_text(json.dumps(expected, default=as_text))
+        (Path(folder) / "kept" / "README").write_text(README)
         shutil.make_archive(str(target / name), "gztar", Path(folder) / "kept")
 
 

@@ -206,12 +206,3 @@ def test_text_that_another_type_may_write_otherwise_is_warned_of(tmp_path: Path,
     _write(tmp_path / "lake", {f"p={text}": "a"})
     warnings = _table(tmp_path).adopt().warnings
     assert any(f"p={text}" in warning for warning in warnings) == (text != "01x")
-
-
-def test_an_older_lakeupsert_refuses_such_a_table(tmp_path: Path) -> None:
-    _write(tmp_path / "lake", {"p=01": "a"})
-    table = _table(tmp_path)
-    table.adopt()
-    [stored] = (tmp_path / "lake/_lakeupsert/spec").iterdir()
-    assert json.loads(stored.read_bytes())["format"] == 2
-    assert "folder_names" in json.loads(stored.read_bytes())["body"]["requires"]

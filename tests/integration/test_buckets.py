@@ -21,12 +21,11 @@ from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.merge import units
 from lakeupsert.pipeline.merge.dedupe import PartitionResult, dedupe_partitions, dedupe_unit
 from lakeupsert.pipeline.stop import WorkerOptions
-from lakeupsert.pipeline.strategy import SplitRule
 from lakeupsert.pipeline.workers import pool as worker_pool
 from lakeupsert.pipeline.workers.worker import drain
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.storage import UnknownOutcomeError
-from lakeupsert.table.manifest import BucketEntry, Manifest
+from lakeupsert.table.manifest import Manifest
 from lakeupsert.testing.faults import FAULTS, Fault
 from tests.harness.lake import Lake, row
 
@@ -392,81 +391,9 @@ def test_files_that_are_all_footer_do_not_split_a_bucket(tmp_path: Path) -> None
     assert sum(f.bytes for f in bucket.base) > 10 * 1500
 
 
-@pytest.fixture(scope="module")
-def runaway(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """A table that an older release split: a large row in a bucket of 63 bits, and beside it many buckets with few rows."""
-    rng = random.Random(3)
-
-    def older(self: SplitRule, bucket: BucketEntry, incoming: Any) -> int:
-        return min(3, 63 - bucket.bits) if not bucket.bits or any(f.bytes > 9_000 for f in bucket.data) else 0
-
-    lake = Lake(tmp_path_factory.mktemp("runaway") / "lake", bucket="16KB", schema=LARGE, history=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SplitRule, "extra_bits", older)
-        for night in range(21):
-            few = [row(f"few{i}", 0, 5, "x", op="D" if i == 7 else None) for i in range(0 if night else 20)]
-            lake.land(f"{night}.jsonl", [row("large", 0, night, text(rng, 60_000 if night > 19 else 20_000)), *few])
-            lake.run()
-    assert max(bits_of(lake)) == 63
-    return lake
-
-
-@pytest.fixture
-def overdone(runaway: Lake, tmp_path: Path) -> Lake:
-    return runaway.copy(tmp_path / "lake")
-
-
 def versions_of(lake: Lake) -> list[dict[str, Any]]:
     found = lake.table.to_arrow(history=True).read_all().to_pylist()
     return sorted(found, key=lambda r: (r["k"], r["ts"], str(r)))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("engine", ["arrow", pytest.param("spark", marks=pytest.mark.long)])
-def test_what_was_split_too_far_is_merged_as_it_is_and_joined_by_a_compaction(
-    overdone: Lake, engine: str, request: pytest.FixtureRequest
-) -> None:
-    lake = overdone
-    if engine == "spark":
-        request.getfixturevalue("spark")
-    lake.land("next.jsonl", [row("large", 0, 90, text(random.Random(4), 60_000)), row("few7", 0, 0, "late")])
-    lake.table.run(host="local", engine=engine)
-    assert max(bits_of(lake)) == 63
-    before, versions = lake.table.snapshots()[0].number, versions_of(lake)
-    lake.table.compact() if engine == "arrow" else lake.table.reprocess(
-        source="stored", engine="spark", workers=1, dry=False
-    )
-    buckets = manifest(lake).buckets
-    assert max(bits_of(lake)) <= 4, "2^5 are more than it has rows"
-    assert sum(b.counters.live for b in buckets) == 20
-    assert sum(b.counters.tombstones for b in buckets) == 1
-    assert versions_of(lake) == versions
-    assert all(p.by_digest and p.balanced for p in prove(lake.opened, lake.table.snapshots()[0], LocalHost()))
-    assert lake.rows(before) == lake.rows()
-    lake.table.compact()
-    assert manifest(lake).buckets == buckets, "nothing is left to join"
-    lake.land("last.jsonl", [row("large", 0, 91, "last"), row("few7", 0, 91, "again")])
-    lake.run()
-    lake.table.restore(before, dry=False)
-    lake.finish_and_check()
-
-
-@pytest.mark.long
-def test_a_restore_to_what_was_split_too_far_comes_right_too(overdone: Lake) -> None:
-    lake = overdone
-    deep = lake.table.snapshots()[0].number
-    lake.table.compact(full=True)
-    lake.land("next.jsonl", [row("large", 0, 90, "short")])
-    lake.run()
-    lake.table.compact()
-    assert bits_of(lake) == [0], "without the large row all are small"
-    lake.table.restore(deep, dry=False)
-    lake.land("again.jsonl", [row("few1", 0, 95, "again"), row("new", 0, 1, "n")])
-    lake.finish_and_check()
-    lake.table.compact()
-    assert max(bits_of(lake)) <= 4
-    lake.table.vacuum(dry=False)
-    lake.finish_and_check()
 
 
 @pytest.mark.long

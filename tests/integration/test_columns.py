@@ -12,8 +12,6 @@ import pytest
 from lakeupsert import Table
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import strategy
-from lakeupsert.table import chain
-from lakeupsert.table import spec as table_spec
 
 SETTINGS = 'key = ["id"]\npartition_by = ["day"]\norder_by = ["version"]\nmode = "columns"\n'
 DELETE = '[tables.t.delete]\ncolumn = "op"\nvalues = ["D"]\n'
@@ -273,19 +271,6 @@ def test_explain_tells_which_columns_a_record_gave(tmp_path: Path) -> None:
         (1, "appended", "superseded", None),
     ]
     assert found.shown == {"id": "k", "day": "2020-01-01", "version": 5, "a": 5, "b": 3}
-
-
-def test_what_else_uses_the_table_must_know_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = opened(tmp_path)
-    land(tmp_path, "0.jsonl", [{"id": "k", "version": 1}])
-    table.run(host="local")
-    monkeypatch.setattr(table_spec, "FEATURES", frozenset())
-    with pytest.raises(ConfigurationError, match="needs columns, which this lakeupsert does not know") as refused:
-        opened(tmp_path).to_arrow()
-    assert refused.value.code == "newer-format"
-    monkeypatch.setattr(chain, "FORMAT", 1)  # one from before there was such a thing as `requires`
-    with pytest.raises(ConfigurationError, match="has format 2; this lakeupsert reads formats up to 1"):
-        opened(tmp_path).to_arrow()
 
 
 GROUP = '[tables.t.groups.g]\norder_by = ["at"]\ncolumns = ["a"]\n'

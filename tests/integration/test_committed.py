@@ -228,7 +228,4 @@ def test_text_of_an_error_is_taken_apart() -> None:
     assert split_text(str(error)) == ("it broke\nhere", "mend it")
     error.standing = Standing(3, None)
     assert split_text(str(error)) == ("it broke\nhere", "mend it")
-    assert split_text("it broke\nData changed: no. Next: mend it") == ("it broke", "mend it"), (
-        "of an earlier lakeupsert"
-    )
     assert split_text("it broke") == ("it broke", "")

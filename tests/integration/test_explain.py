@@ -394,7 +394,7 @@ def adopt(lake: Lake, *files: Sequence[Any]) -> None:
     objects.partition(FIRST).append(Manifest(partition=FIRST, merged=0, spec_version=0, buckets=(bucket,)), None)
     entry = LedgerEntry(kind="create", batch_id="", received_at=0, spec_version=0, touched=touched, rows_read=n)
     objects.ledger.append(entry, None)
-    shown = {FIRST: PartitionVersion(version=0, merged=0, rows=n, bytes=touched[FIRST].bytes)}
+    shown = {FIRST: PartitionVersion(version=0, merged=0, rows=n, bytes=touched[FIRST].bytes, files=1, write_id="")}
     objects.snapshots.append(Snapshot(batch=0, spec_version=0, partitions=shown), None)
 
 

@@ -361,7 +361,7 @@ def test_csv_of_a_type_without_text_names_the_column(type_: Any, tmp_path: Path)
     ids=str,
 )
 def test_csv_of_a_moment_without_text_names_column_value_and_row(type_: Any, value: int, tmp_path: Path) -> None:
-    """An earlier lakeupsert took such values, and an adopted file without statistics may have them."""
+    """An adopted file without statistics may have such values."""
     stored = pa.int32() if type_.bit_width == 32 else pa.int64()
     column = pa.array([None, None, value], stored).view(type_)
     rows = pa.table({"k": [1, 2, 3], "far": column}).to_reader(max_chunksize=2)

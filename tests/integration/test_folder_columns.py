@@ -16,12 +16,10 @@ from pyarrow import orc
 
 from lakeupsert import Table
 from lakeupsert.config import DeleteSettings, Reading, ReadSettings, TableSettings
-from lakeupsert.errors import LakeupsertError
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.folders import folder_values
 from lakeupsert.operations.init.propose import propose
 from lakeupsert.pipeline.declared import Declaration
-from lakeupsert.table import spec
 
 Rows = Sequence[Mapping[str, Any]]
 DAY = date(2024, 1, 1)
@@ -305,21 +303,6 @@ def test_folder_keeps_its_column_after_a_rename_or_warns(tmp_path: Path) -> None
         assert [('day = "sold"' in warning) for warning in appended.warnings] == ([] if aliases else [True])
     assert shown(table, "k", "sold") == [("0", None), ("1", date(2024, 1, 2)), ("a", DAY)]
     assert not table.reconcile(deep=True).unbalanced
-
-
-def test_earlier_lakeupsert_refuses_a_table_with_values_of_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would read the landing files without them."""
-    table = opened(tmp_path, "csv", schema={"day": "date"})
-    land(tmp_path, "", "csv", [{"k": "a", "v": 1}])
-    table.run()
-    monkeypatch.setattr(spec, "FEATURES", spec.FEATURES - {spec.LANDING_FOLDERS})
-    assert shown(opened(tmp_path, "csv"), "k") == [("a",)]
-    land(tmp_path, "day=2024-01-01", "csv", [{"k": "b", "v": 1}])
-    table.append()
-    with pytest.raises(LakeupsertError, match="landing_folders"):
-        shown(opened(tmp_path, "csv"), "k")
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "avro"])

@@ -416,7 +416,6 @@ def test_files_of_aws_dms_need_no_envelope(tmp_path: Path, header: bool) -> None
 
 
 def test_table_that_keeps_timestamp_ntz_of_orc_as_a_number_is_proved(tmp_path: Path) -> None:
-    """An earlier lakeupsert made it so."""
     column = pa.field("at", pa.int64(), metadata={"spark.sql.catalyst.type": "timestamp_ntz"})
     path = config(tmp_path, TABLE + 'order_by = ["at"]\n[tables.t.schema]\nat = "bigint"\n')
     arrays = [pa.array(["a", "b"]), pa.array(["2020-01-01"] * 2), pa.array([5, -7])]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,11 @@ from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.engine.reports import Report
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline.append import append as append_module
-from lakeupsert.pipeline.append import full_extract
 from lakeupsert.pipeline.append.append import append
 from lakeupsert.pipeline.append.discover import AppendOptions
 from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.pipeline.workers.worker import mark_failed
 from lakeupsert.report.nights import observe
-from lakeupsert.table import chain, spec
 from lakeupsert.table.manifest import Changes
 from tests.harness.lake import Lake, row
 from tests.harness.rounds import TIMES
@@ -349,15 +346,9 @@ def test_append_that_an_extract_overtakes_obeys_its_floor(tmp_path: Path, monkey
 
 
 @pytest.mark.long
-@pytest.mark.few(1)
-@pytest.mark.parametrize("earlier", [False, True], ids=["now", "by an earlier version"])
-def test_floor_of_a_new_partition_costs_no_request_for_each_night(
-    earlier: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_floor_of_a_new_partition_costs_no_request_for_each_night(tmp_path: Path) -> None:
     """A worker reads one entry more than it reads anyway: that of the extract."""
     lake = Lake(tmp_path, partition_by=("d", "bucket(64, k)"))
-    if earlier:  # whose extracts did not say of which dates they are
-        monkeypatch.setattr(full_extract, "FullExtract", partial(plain_extract, full_extract.FullExtract))
     counts = []
     for night in range(0, 40, 2):
         lake.land(f"{night:02}.jsonl", [row("a", 0, 100 + night, night)])
@@ -373,25 +364,7 @@ def test_floor_of_a_new_partition_costs_no_request_for_each_night(
     assert keys(lake) == [("a", 1, 38)]
     assert quarantined(lake) == 20
     assert counts[-1] <= counts[1], counts
-    assert lake.table.objects.ledger.head().body.has_floors
-
-
-def plain_extract(made: Callable[..., Any], **given: Any) -> Any:
-    return made(**{**given, "within": ()})
-
-
-def test_earlier_lakeupsert_refuses_a_batch_with_floors(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    lake.land("2.jsonl", [row(k, 0, 9) for k in "abcdef"])
-    lake.run(full="table", may_shrink=True)
-    lake.land("3.jsonl", [row("a", 0, 10)])
-    lake.run()
-    monkeypatch.setattr(chain, "FORMAT", 3)
-    lake.reopen()
-    assert lake.rows(), "readers of snapshots need no ledger"
-    lake.land("4.jsonl", [row("a", 2, 10)])
-    with pytest.raises(ConfigurationError) as refused:
-        lake.table.append(host="local")
-    assert refused.value.code == "newer-format"
+    assert any(touched.extract for touched in lake.table.objects.ledger.head().body.touched.values())
 
 
 # ---------------------------------------------------------------- extracts that replace everything before them
@@ -516,14 +489,12 @@ def test_each_extract_keeps_the_setting_of_its_append(tmp_path: Path) -> None:
     lake.run()
     lake.land("1.jsonl", [row(k, 0, 3, 1) for k in "abc"])
     lake.table.append(host="local", full="table")
-    assert lake.opened.head_spec().body.requires == ()  # type: ignore[union-attr]
     lake.mend(lambda row: False, full_extract="replace")
     lake.run()
     assert keys(lake) == [(k, 1, 0) for k in "abcd"]
     assert changes(lake) == Changes(late=3, newer_than_extract=1)
     lake.land("2.jsonl", [row(k, 0, 2, 2) for k in "abc"])
     lake.table.append(host="local", full="table")
-    assert lake.opened.head_spec().body.requires == ("replacing_extracts",)  # type: ignore[union-attr]
     assert [(r["k"], r["v"]) for r in lake.rows("latest")] == [(k, 2) for k in "abc"]
     lake.mend(lambda row: False, full_extract="merge")
     lake.run()
@@ -624,19 +595,6 @@ def test_setting_is_refused_where_arrival_decides(tmp_path: Path) -> None:
         assert refused.value.code == "bad-setting"
         lake.mend(lambda row: False, full_extract="merge")
         lake.run()
-
-
-def test_earlier_lakeupsert_refuses_a_table_that_an_extract_replaced(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lake.mend(lambda row: False, full_extract="replace")
-    lake.land("2.jsonl", [row(k, 0, 1, 2) for k in "abcdef"])
-    lake.run(full="partitions")
-    monkeypatch.setattr(spec, "FEATURES", spec.FEATURES - {spec.REPLACING_EXTRACTS})
-    lake.reopen()
-    with pytest.raises(ConfigurationError, match="replacing_extracts") as refused:
-        lake.table.append(host="local")
-    assert refused.value.code == "newer-format"
 
 
 Came = tuple[str, int, int, str | None]

@@ -283,7 +283,8 @@ def test_receipts_through_the_functions_are_exact(
         while trigger(queue, azure, functions) is not None:
             pass
         functions.reconcile(None)
-        return RunResult(host=ChosenHost(name="local"), append=None, dedupe=[], publish=table.publish())
+        host = ChosenHost(name="local", landing_bytes=None, missing=None)
+        return RunResult(host=host, append=None, dedupe=[], publish=table.publish())
 
     monkeypatch.setattr(Table, "run", night)
     places = ["--lake", f"{new_place(azure)}/demo", "--queue", f"azqueue://{EMULATOR}/{queue}"]

@@ -1,4 +1,4 @@
-"""Tables that an earlier lakeupsert wrote (tests/golden/make_tables.py) are read, merged, compacted and vacuumed by this one."""
+"""Tables that lakeupsert 0.1.0 wrote (tests/golden/make_tables.py) are read, merged, compacted and vacuumed by this one."""
 
 import json
 import shutil

@@ -1,13 +1,11 @@
-"""What the publisher of Iceberg says if objects are damaged, or are of an earlier lakeupsert."""
+"""What the publisher of Iceberg says if objects are damaged."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.errors import DamagedTableError
 from lakeupsert.publishers.iceberg import FOLDER
 from tests.harness.lake import Lake, iceberg_settings, iceberg_table, row
 
@@ -67,27 +65,3 @@ def test_damaged_manifests_are_named(lake: Lake, kind: str) -> None:
     assert "publish --to iceberg --reset" in problem.next
     lake.table.publish(to="iceberg", reset=True)
     lake.check()
-
-
-@pytest.fixture(scope="module")
-def make_tables(load_script: Callable[[Path], ModuleType]) -> ModuleType:
-    return load_script(GOLDEN / "make_tables.py")
-
-
-def test_files_of_mode_columns_without_field_ids_wait_for_a_reprocess(make_tables: ModuleType, tmp_path: Path) -> None:
-    """An earlier lakeupsert wrote these, and pyiceberg refuses them."""
-    shutil.unpack_archive(GOLDEN / "tables" / "columns.tar.gz", tmp_path, filter="data")
-    lake = Lake(tmp_path / "lake", **make_tables.CASES["columns"].settings)
-    lake.mend(lambda row: False, publishers=("iceberg",), iceberg=iceberg_settings(lake.root))
-    with pytest.raises(ConfigurationError) as raised:
-        lake.table.publish(to="iceberg")
-    assert raised.value.code == "unfit-for-iceberg"
-    assert "lakeupsert reprocess" in raised.value.next
-    assert iceberg_table(iceberg_settings(lake.root)) is None
-    lake.table.reprocess()
-    lake.table.publish(to="iceberg")
-    table = iceberg_table(iceberg_settings(lake.root))
-    assert table is not None
-    ours = lake.table.to_arrow().read_all()
-    found = table.scan().to_arrow().select(ours.column_names)
-    assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, ours.to_pylist()))

@@ -21,14 +21,12 @@ from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings, load
 from lakeupsert.engine import batch
 from lakeupsert.engine.by_name import HostName
-from lakeupsert.engine.keys import rebuild, spill
+from lakeupsert.engine.keys import spill
 from lakeupsert.engine.keys.carry import WrongIndexError
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import key_places
 from lakeupsert.storage import open_store
-from lakeupsert.table import evolution
 from lakeupsert.table.layout import KEYS
-from lakeupsert.table.spec import TableSpec
 from lakeupsert.testing.faults import FAULTS, Fault
 from lakeupsert.testing.proof import assert_proved
 from tests.harness.lake import Lake
@@ -529,28 +527,6 @@ def test_older_record_moves_a_key_if_it_is_newer_than_the_one_that_named_its_par
     nights.check()
 
 
-def test_older_record_waits_if_nobody_knows_what_named_the_partition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of rows of an earlier lakeupsert; once the key is deleted, that does not matter."""
-    nights = Nights(tmp_path)
-    with monkeypatch.context() as earlier:
-        earlier.setattr(TableSpec, "naming_id", property(lambda spec: None))
-        earlier.setattr(evolution, "NAMED_PARTITIONS", "key_scope")
-        earlier.setattr(rebuild, "find_naming", knows_nothing)
-        nights.night(full("a", 1, 1, u=1))
-        nights.night(update("a", 9, v=9))
-        lose_index(nights)
-    assert nights.night(full("a", 2, 5, u=5), update("a", 2, v=2)) == {"other_partition": [full("a", 2, 5, u=5)]}
-    assert list(nights.table.snapshots()[0].body.partitions) == ["day=2020-01-01"], "a refused row makes no partition"
-    assert nights.rows()[0]["v"] == 9
-    assert nights.table.append(replay_quarantine=True) is None
-    nights.night(delete("a", 10))
-    assert nights.table.append(replay_quarantine=True) is not None
-    nights.table.run(host="local")
-    assert nights.rows() == []
-
-
 def test_key_moves_more_than_once_in_a_batch(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     nights.night(full("a", 1, 1, u=1), full("b", 1, 1, u=1), full("c", 1, 1, u=1))
@@ -783,13 +759,6 @@ def test_groups_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"groups is .*key_scope") as e:
         load(str(file))
     assert e.value.code == "bad-setting"
-
-
-def knows_nothing(rows: pa.Table, spec: TableSpec) -> tuple[Any, ...]:
-    """Of which record named a partition, as before there was a bit for it."""
-    orders = pa.struct([(name, spec.schema.field(name).type) for name in spec.order_by])
-    nothing = [False] * rows.num_rows
-    return nothing, pa.nulls(rows.num_rows, orders), nothing
 
 
 def wrong_once(read: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,5 +1,6 @@
 """`key_scope = "table"`: a key has one row in the whole table, also when it races, dies, is restored, adopted or damaged."""
 
+import json
 import os
 import random
 import signal
@@ -27,6 +28,7 @@ from lakeupsert.pipeline.append.discover import AppendOptions
 from lakeupsert.rows import vectors
 from lakeupsert.rows.datafiles import read_file
 from lakeupsert.storage import StoreUnavailableError, open_store
+from lakeupsert.table import metadata
 from lakeupsert.table.layout import KEYS
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.testing.faults import FAULTS, Fault, FaultyStore, Killed
@@ -599,12 +601,21 @@ def test_key_scope_is_fixed(tmp_path: Path, before: str, after: str) -> None:
     assert e.value.code == "another-table"
 
 
-def test_spec_that_requires_what_is_not_known_is_refused(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spec_that_requires_what_is_not_known_is_refused(lake: Lake) -> None:
+    """As a later lakeupsert may write it: by readers and by writers."""
     night(lake, 1, [row("a", 0, 1)])
-    monkeypatch.setattr("lakeupsert.table.spec.FEATURES", frozenset())
+    [path] = (lake.root / "processed/_lakeupsert/spec").iterdir()
+    spec = json.loads(path.read_bytes())
+    del spec["digest"]
+    spec["body"]["requires"] = ["geometry"]
+    path.write_bytes(metadata.encode(spec))
     lake.reopen()
-    with pytest.raises(ConfigurationError, match="needs key_scope"):
-        lake.rows()
+    for use in (lake.rows, lambda: lake.table.append(host="local"), lambda: lake.table.status()):
+        with pytest.raises(
+            ConfigurationError, match="has format 1 and requires geometry; this lakeupsert reads format 1"
+        ) as e:
+            use()
+        assert e.value.code == "newer-format"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """Landing files whose etag, size, time or place on the disk changes, and those in which nothing but the content does."""
 
-import json
 import os
-import re
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from lakeupsert import Table
-from lakeupsert.pipeline.append import discover
 from tests.harness.lake import Lake, row
 
 
@@ -78,20 +75,6 @@ def test_same_content_is_never_taken_twice(lake: Lake) -> None:
     assert run(lake) == 2
     lake.land("broken.csv.gz", [])
     assert run(lake) == 3, "other content is another file"
-
-
-def test_files_of_an_earlier_ledger_are_not_read_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their etags have no third part."""
-    copy(lake.root / "landing/a.jsonl")
-    lake.land("b.jsonl", [row("b", 0, 1)])
-    assert run(lake) == 2
-    for file in (lake.root / "processed/_lakeupsert/ledger").glob("*.json"):
-        text = re.sub(r'("etag": ?"\d+-\d+)-\d+"', r'\1"', file.read_text())
-        file.write_text(json.dumps({name: x for name, x in json.loads(text).items() if name != "digest"}))
-    read: list[str] = []
-    monkeypatch.setattr(discover, "content_hash", lambda store, path, listed: read.append(path) or "")
-    assert run(lake) == 2
-    assert read == []
 
 
 def test_markers_of_folders_are_no_landing_files(lake: Lake) -> None:

@@ -263,7 +263,7 @@ def test_files_of_a_batch_are_in_the_order_of_their_dates_and_numbers(pattern: s
 
 
 def test_order_of_files_is_that_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of an earlier lakeupsert, which went by the text of paths, keeps its winners whatever is done again."""
+    """A batch keeps its winners whatever is done again, also if its files were ranked in another way than today."""
     Path("lakeupsert.toml").write_text(
         '[tables.t]\nlanding = "landing"\nprocessed = "processed/t"\nlanding_dates = "%d-%m-%Y"\nkey = ["id"]\n'
         'partition_by = ["day"]\n'

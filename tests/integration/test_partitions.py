@@ -28,7 +28,6 @@ from lakeupsert.queue import Message
 from lakeupsert.read.view import View, partitions_of
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.storage import LocalStore
-from lakeupsert.table import spec as spec_module
 from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import WHOLE_TABLE, TableObjects
 from lakeupsert.table.manifest import BucketEntry, DataFile
@@ -386,23 +385,12 @@ def test_what_can_not_be_partitioned(folder: Path, settings: dict[str, Any], cod
     assert not (folder / "lake/processed/_lakeupsert/ledger").exists()
 
 
-def test_another_number_is_another_table_and_an_older_lakeupsert_refuses(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_number_is_another_table(folder: Path) -> None:
     lake = nights(Lake(folder / "lake", partition_by=HASHED))
     for other in (("bucket(8, k)",), ("bucket(4, k) as part",), WHOLE, ("bucket(4, k, l) as k_bucket",)):
         with pytest.raises(ConfigurationError) as raised:
             Table("t", msgspec.structs.replace(lake.settings, partition_by=other)).run(host="local")
         assert raised.value.code == "another-table"
-    for partition_by, feature in ((HASHED, "hash_partitions"), (WHOLE, "no_partition_columns")):
-        known = spec_module.FEATURES - {feature}
-        table = nights(Lake(folder / feature, partition_by=partition_by))
-        monkeypatch.setattr(spec_module, "FEATURES", known)
-        table.reopen()
-        with pytest.raises(ConfigurationError, match=feature) as raised:
-            table.rows()
-        assert raised.value.code == "newer-format"
-        monkeypatch.undo()
 
 
 def test_rows_that_bring_the_hash_or_lack_a_key(folder: Path) -> None:
@@ -447,7 +435,7 @@ def large(module_folder: Path) -> View:
         stamped=False,
     )
     names = [f"d={DAY + timedelta(days=day)}/order_id_bucket={n}" for day in range(DAYS) for n in range(BY_DAY)]
-    shown = {name: PartitionVersion(version=0, merged=1, rows=1, bytes=1) for name in names}
+    shown = {name: PartitionVersion(version=0, merged=1, rows=1, bytes=1, files=1, write_id="") for name in names}
     pinned = {
         name: [BucketEntry(id="", base=(DataFile(name=f"{name}/base-0-{i:032x}.parquet", rows=1, bytes=900),))]
         for i, name in enumerate(names)

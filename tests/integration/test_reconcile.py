@@ -26,6 +26,7 @@ from lakeupsert.config import DeleteSettings
 from lakeupsert.pipeline.workers.worker import UNANSWERED, mark_failed
 from lakeupsert.queue import Message
 from lakeupsert.rows.datafiles import from_bytes, to_bytes
+from lakeupsert.table import metadata
 from lakeupsert.table.manifest import Manifest
 from tests.harness.lake import Lake, row
 
@@ -99,7 +100,7 @@ def tamper(lake: Lake, partition: str, change: Callable[[Any], Any], tombstones:
     )
     bucket = msgspec.structs.replace(bucket, counters=counters, **changed)
     document["body"] = msgspec.to_builtins(msgspec.structs.replace(manifest, buckets=(bucket,)))
-    head.write_text(json.dumps(document))
+    head.write_bytes(metadata.encode(document))
 
 
 def lose(at: int) -> Callable[[Any], Any]:
@@ -437,7 +438,7 @@ def test_partition_whose_version_lacks_a_batch_is_told(lake: Lake) -> None:
     head = min((lake.root / "processed/_lakeupsert/snapshots").glob("v*.json"))
     document = json.loads(head.read_bytes())
     document["body"]["partitions"]["d=2020-01-01"]["version"] -= 1
-    head.write_text(json.dumps(document))
+    head.write_bytes(metadata.encode(document))
     told = str(reconcile(lake)["d=2020-01-01"])
     assert "merged up to batch 4" in told
     assert "batch 5 touches it" in told
@@ -448,7 +449,7 @@ def test_ledger_entry_that_contradicts_itself_is_told(lake: Lake) -> None:
     entry = sorted((lake.root / "processed/_lakeupsert/ledger").glob("v*.json"))[-2]
     document = json.loads(entry.read_bytes())
     document["body"]["rows_read"] += 1
-    entry.write_text(json.dumps(document))
+    entry.write_bytes(metadata.encode(document))
     assert (
         "batch 1: 62 rows read are not 60 appended + 1 quarantined"
         in call(lake, "reconcile", code=1)["error"]["message"]

@@ -390,16 +390,6 @@ def test_batch_id_of_another_batch_is_refused(lake: Lake) -> None:
     assert lake.table.append(replay_quarantine=True, batch_id="mended") is None, "a repeated call"
 
 
-def test_quarantine_file_without_exact_rows_is_left_as_it_is(lake: Lake) -> None:
-    """As an earlier lakeupsert wrote them: rows of Parquet can't be made of what it kept for people."""
-    (_, entry) = lake.entries()[-1]
-    path = lake.root / "processed" / entry.quarantine[0].name
-    pq.write_table(pq.read_table(path).drop_columns(["arrow"]), path)
-    lake.mend(large, schema=WIDE)
-    assert replay(lake) is None
-    assert lake.table.status().quarantined == 2
-
-
 def test_explain_names_the_quarantine_file_of_a_replayed_row(lake: Lake) -> None:
     (_, entry) = lake.entries()[-1]
     lake.mend(large, schema=WIDE)

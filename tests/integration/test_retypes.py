@@ -680,19 +680,6 @@ def test_other_type_in_the_configuration_is_refused(folder: Path) -> None:
     assert values(lake) == [1, 2]
 
 
-def test_table_that_was_retyped_asks_for_readers_who_convert(lake: Lake) -> None:
-    def required() -> set[str]:
-        spec = lake.table.objects.specs.head()
-        assert spec is not None
-        return set(spec.body.requires)
-
-    assert required() == set()
-    lake.table.rename_column("v", "w")
-    assert required() == {"renames"}
-    lake.table.retype_column("w", "int", quarantine_unfit=True)
-    assert required() == {"renames", "retypes"}
-
-
 def test_engines_that_go_by_name_never_find_another_type_under_a_name(folder: Path) -> None:
     """With such a publisher the new field has a name of its own in files, from the first one that is written."""
     lake = begun(folder, ["1", "2"], publishers=("delta",))

@@ -149,7 +149,7 @@ def appended(store: LocalStore, spec: TableSpec, rng: random.Random) -> dict[str
 
 def stated(store: LocalStore, spec: TableSpec, partition: str, out: MergeOutput, number: int) -> tuple[DataFile, ...]:
     """The batch of an update of what a merge left of a partition, or of a delete."""
-    shown_as = {partition: PartitionVersion(version=-1, merged=1, rows=0, bytes=0)}
+    shown_as = {partition: PartitionVersion(version=-1, merged=1, rows=0, bytes=0, files=1, write_id="")}
     pinned = {partition: [BucketEntry(id="", base=out.written)]}
     view = View(TableObjects(store), spec, Snapshot(batch=1, spec_version=0, partitions=shown_as), None, pinned)
     job = AppendJob(store, store, (), Reading(), RowRules(spec, 0), "b", 0, 0)

@@ -383,7 +383,7 @@ def ended(row: Record, begin: Any, end: Any) -> str:
 
 def view_of(spec: TableSpec, piles: dict[str, Pile], store: LocalStore) -> View:
     buckets = {p: [BucketEntry(id="", base=x.base, deltas=x.deltas, history=x.history)] for p, x in piles.items()}
-    shown_as = dict.fromkeys(piles, PartitionVersion(version=-1, merged=1, rows=0, bytes=0))
+    shown_as = dict.fromkeys(piles, PartitionVersion(version=-1, merged=1, rows=0, bytes=0, files=1, write_id=""))
     return View(TableObjects(store), spec, Snapshot(batch=1, spec_version=0, partitions=shown_as), None, buckets)
 
 

@@ -114,7 +114,7 @@ def test_pages_have_checksums_for_other_readers(folder: Path, count: int) -> Non
 
 
 def test_files_without_checksums_are_read(folder: Path) -> None:
-    """Adopted ones, and those of an earlier lakeupsert."""
+    """Adopted ones."""
     rows = rows_of(1000)
     pq.write_table(rows, folder / NAME)
     file = DataFile(name=NAME, rows=rows.num_rows, bytes=(folder / NAME).stat().st_size)

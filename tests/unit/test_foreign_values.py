@@ -118,7 +118,7 @@ def test_type_of_parquet_that_is_text_goes_into_text_and_the_reverse(
     assert folder.types(typed) == folder.types(text)
     assert folder.rows(typed).equals(folder.rows(text))
     assert folder.read(typed, {"v": plain.type}) == (values, [])
-    for file in (typed, text):  # a table that an earlier lakeupsert typed so
+    for file in (typed, text):
         found, refused = folder.read(file, {"v": array.type})
         assert refused == []
         assert (found == array.to_pylist()) or is_nested

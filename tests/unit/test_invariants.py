@@ -185,7 +185,7 @@ def test_entry_that_breaks_one_invariant_is_refused(old: LedgerEntry | None, new
 
 # -- snapshots
 
-SHOWN = PartitionVersion(version=4, merged=3, rows=10, bytes=100)
+SHOWN = PartitionVersion(version=4, merged=3, rows=10, bytes=100, files=1, write_id="")
 SNAPSHOT = Snapshot(batch=5, spec_version=0, partitions={DAY: SHOWN, OTHER: SHOWN}, lagging=(OTHER,), expired=2)
 
 

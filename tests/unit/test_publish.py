@@ -207,7 +207,7 @@ def test_greatest_batch_that_is_whole_is_shown_with_versions_of_its_time(make: M
     chains.batch(B)
     found = chains.publish()
     assert (found.batch, found.waiting) == (3, (B,))
-    assert figures(chains, A) == PartitionVersion(version=2, merged=3, rows=6, bytes=6, files=1)
+    assert figures(chains, A) == PartitionVersion(version=2, merged=3, rows=6, bytes=6, files=1, added=0, write_id="")
     chains.batch(A, B)
     chains.merge(A, 5, rows=7)
     chains.merge(B, 4)
@@ -277,7 +277,7 @@ def test_partition_that_failed_from_its_first_batch_on_is_listed_without_rows(ma
     chains.merge(A, 1)
     chains.fail(B, 1)
     assert chains.publish().lagging == (B,)
-    assert figures(chains, B) == PartitionVersion(version=0, merged=0, rows=0, bytes=0, files=0)
+    assert figures(chains, B) == PartitionVersion(version=0, merged=0, rows=0, bytes=0, files=0, added=0, write_id="")
 
 
 def test_lagging_partition_that_advances_is_shown_at_the_same_batch(make: Make) -> None:

@@ -68,12 +68,11 @@ def test_partition_column_is_the_same_when_it_is_parsed_again(text: str) -> None
 def test_hash_of_the_key_is_a_column_of_the_table() -> None:
     spec = made(partition_by=["day", "bucket(8, id)"])
     assert spec.partition_by == ("day", "id_bucket")
-    assert (spec.schema.field("id_bucket").type, spec.requires) == (pa.int32(), ("hash_partitions",))
+    assert spec.schema.field("id_bucket").type == pa.int32()
     assert "id_bucket" not in spec.stored_schema.names
     assert not spec.key_decides_partition
     assert made(partition_by=["bucket(8, id)"]).key_decides_partition
     assert made(partition_by=[]).key_decides_partition
-    assert made(partition_by=[]).requires == ("no_partition_columns",)
     with pytest.raises(ConfigurationError) as raised:
         rename(spec, "id", "other")
     assert raised.value.code == "column-in-use"
@@ -170,7 +169,7 @@ def test_spec_that_renames_without_saying_so_is_not_written() -> None:
 
 def test_a_column_keeps_its_name_in_files_and_no_other_gets_it() -> None:
     first = made(pa.schema([*SCHEMA, ("a", pa.int8()), ("b", pa.int8())]))
-    old = rename(first, "b", "c")  # before files kept names
+    old = rename(first, "b", "c")  # before the table had a publisher
     kept = rename(old, "a", "x", one_name=True)
     assert kept.names_in(0) == {"c": "b", "x": "a"}
     assert kept.names_in(1) == kept.names_written == {"x": "a"}
@@ -179,7 +178,6 @@ def test_a_column_keeps_its_name_in_files_and_no_other_gets_it() -> None:
     again = evolve(anew, pa.schema([(f"a_{anew.last_field_id}", pa.int8()), ("c", pa.string())]))
     written = [again.names_written.get(name, name).lower() for name in again.schema.names]
     assert len({*written, "c"}) == len(written) + 1, "the dropped column is still in files"
-    assert {"file_names", "renames"} <= {*again.requires}
     for before, after in ((first, old), (old, kept), (kept, anew), (anew, again)):
         check_spec(before, after)
 

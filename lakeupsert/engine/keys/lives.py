@@ -6,9 +6,8 @@ Repeat    safe
 
 An update may have no more than its key, too, and a row consists of several records. The newest record of a living key moves it to
 the partition that it names: all records of the batch go there, what is stored follows (`carry`), and a delete stays behind. So
-does an older record, if it is newer than the one that named the key's partition; else it is for the key's partition. If the index
-does not know which one is newer, the record is refused (`other_partition`). Once the key is deleted, a newer record gives it a
-new life in any partition, and the delete goes there, too: it stops older records.
+does an older record, if it is newer than the one that named the key's partition; else it is for the key's partition. Once the key
+is deleted, a newer record gives it a new life in any partition, and the delete goes there, too: it stops older records.
 
 A key has a row if a record that names its partition is newer than its last delete. A late delete may leave newer updates that
 name no partition: they go to quarantine, as they would have if the delete had come first (`unknown_key`).
@@ -43,12 +42,8 @@ class UnknownKeys:
     kept: bool
 
 
-_STAYS, _SUPERSEDED, _UNKNOWN_KEY, _OTHER_PARTITION, _UNREADABLE_PARTITION = range(5)
-_REASONS: dict[int, Reason] = {
-    _UNKNOWN_KEY: "unknown_key",
-    _OTHER_PARTITION: "other_partition",
-    _UNREADABLE_PARTITION: "unreadable_partition",
-}
+_STAYS, _SUPERSEDED, _UNKNOWN_KEY, _UNREADABLE_PARTITION = range(4)
+_REASONS: dict[int, Reason] = {_UNKNOWN_KEY: "unknown_key", _UNREADABLE_PARTITION: "unreadable_partition"}
 
 LIVES, DEAD = "lives", "dead"
 OLDER, NEWER = "older", "newer"
@@ -79,7 +74,6 @@ class _Life:
         lives: whether the key has a row.
         alive: whether the stored record is one of a row.
         stuck: the key can't leave the partition where it is stored, which can't be read.
-        unsure: nobody knows whether a record is newer than the one that named the partition, up to the stored record itself.
         grave: the last delete.
         mover: the last record that took the key to another partition.
         copies: deletes for one more partition: the record and that partition.
@@ -93,7 +87,6 @@ class _Life:
     lives: bool
     alive: bool = False
     stuck: bool = False
-    unsure: bool = False
     grave: int | None = None
     is_newer: bool = False
     is_newest: bool = False
@@ -226,19 +219,10 @@ class Lives:
     def _changes(self, own: Indices) -> Rows:
         """The records of the index that the batch changes."""
         places = np.arange(len(self._codes))
-        arrived, stored = places >= self._first, (places >= self._stored) & (places < self._first)
+        arrived = places >= self._first
         counts = (self._fate == _STAYS) & ~np.isin(places, [*self._ended])
         top = self._greatest(counts & (places >= self._stored))
         named = self._greatest(counts & ~self._deletes & (arrived & (own >= 0) | self._named | (places < self._stored)))
-        rank = np.empty(len(places), np.int64)
-        rank[self._order] = places  # the less, the greater
-        known = np.full(len(self._begins), True)
-        known[self._keys[stored & ~self._deletes & ~self._named]] = False
-        known[self._keys[places < self._stored]] = True
-        of_stored = np.full(len(self._begins), len(places))
-        of_stored[self._keys[stored]] = rank[places[stored]]
-        # What named the partition of a stored row is not known: it may be newer than what has come.
-        named[~known & (named >= 0) & (rank[named] > of_stored)] = -1
         lives = (top >= 0) & ~self._deletes[top]
         named[~lives] = -1
         new = (top >= 0) & (arrived[top] | ((named >= 0) & arrived[named]))
@@ -290,10 +274,9 @@ class Lives:
             partition = next((int(own[row]) for row in rows if own[row] >= 0), -1)
             return _Life(rows, None, partition, lives=partition >= 0, is_newer=True, is_newest=True)
         partition, alive = int(own[stored]), not self._deletes[stored]
-        unsure = alive and not self._named[stored] and not any(row < self._stored for row in rows)
         stuck = alive and partition in self._unreadable
         grave = None if alive else stored
-        return _Life(rows, stored, partition, lives=alive, alive=alive, stuck=stuck, unsure=unsure, grave=grave)
+        return _Life(rows, stored, partition, lives=alive, alive=alive, stuck=stuck, grave=grave)
 
     def _step(self, life: _Life, row: int, named: int) -> None:
         """Follow `STEPS`: one record that names the partition ``named``, or none (-1)."""
@@ -309,8 +292,6 @@ class Lives:
                 life.copies.append((row, life.partition))
             case "kill" | "copy and kill":
                 self._kill(life, row, elsewhere=elsewhere)
-            case "join" if life.unsure:
-                self._fate[row] = _OTHER_PARTITION
             case "join":
                 self._codes[row] = life.partition
             case "move" if life.stuck:

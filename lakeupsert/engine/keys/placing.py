@@ -32,7 +32,6 @@ from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, PLACE, TableSpec
 
 WHY_REFUSED: dict[Reason, str] = {
     "unknown_key": "It has only its key, and the table has no row with this key: none has come, or it was deleted.",
-    "other_partition": "Its key's row is in another partition, and has a newer record, which names no partition.",
     "unreadable_partition": "It moves its key from a partition that can't be read.",
 }
 

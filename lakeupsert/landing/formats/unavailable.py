@@ -46,12 +46,6 @@ def find_unavailable(column: pa.Array) -> Mask:
     if t.is_map(type_) and type_.key_type == type_.item_type == pa.string():
         single: Mask = np.diff(column.offsets.to_numpy()) == 1
         return single & _is_among(pc.map_lookup(column, pa.scalar(PLACEHOLDER), "first"), [PLACEHOLDER])
-    if t.is_struct(type_) and type_.get_field_index(PLACEHOLDER) >= 0:  # an earlier lakeupsert added the field
-        others = [as_mask(pc.struct_field(column, f.name).is_valid()) for f in type_ if f.name != PLACEHOLDER]
-        found = find_unavailable(pc.struct_field(column, PLACEHOLDER))
-        for has_value in others:
-            found &= ~has_value
-        return found
     return np.zeros(len(column), bool)
 
 

@@ -292,7 +292,7 @@ class LandedRows:
         return f"({columns}) IN (SELECT {values} FROM {table})"
 
     def _load_landed(self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int]) -> None:
-        reading = entry.reading or self._table.settings.reading
+        reading = entry.reading_of_files
         kind = format_of(landed.path, reading.format)
         if kind == "parquet" and not _has_other_moments(landed, path):
             with suppress(import_duckdb().InvalidInputException):  # text that is not UTF-8
@@ -465,8 +465,8 @@ class LandedRows:
 
     def _landed(self, source: _Source, name: str, types: dict[str, str]) -> str:
         """The value of a column of the file, in SQL."""
-        reading = source.entry.reading or self._table.settings.reading
-        formats = reading.date_formats(name) if source.partition is None else ()
+        reading = source.entry.reading  # adopted rows and those of a statement have none
+        formats = reading.settings.date_formats(name) if reading and source.partition is None else ()
         if formats and types[name].startswith(("DATE", "TIMESTAMP")) and self._is_written(source, name):
             # A format with a time fits no date, and formats that differ are refused by `append`.
             return f"try_strptime(CAST({identifier(name)} AS VARCHAR), [{', '.join(map(literal, formats))}])"

@@ -47,7 +47,7 @@ from lakeupsert.table.chain import LOST, Lost, until_won
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import LedgerEntry, Statement, active_batches
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import STATEMENTS, TableSpec
+from lakeupsert.table.spec import TableSpec
 
 Seen = Literal["published", "latest"]
 
@@ -162,7 +162,7 @@ def _attempt(table: OpenTable, options: StatementOptions, keys: KeyList | None) 
     ground = read_heads(table, options.batch_id)
     if ground.head is None or ground.spec is None:
         raise table.no_table_yet()
-    spec = ground.spec.requiring(STATEMENTS)
+    spec = msgspec.structs.replace(ground.spec, statements=True)
     assignments = None if options.expressions is None else Assignments(spec.schema, options.expressions)
     asked = Statement(
         set=assignments.texts if assignments else {},

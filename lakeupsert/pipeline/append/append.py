@@ -22,7 +22,7 @@ from lakeupsert.engine.settle import count_keys_in_several_partitions
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import Survey, format_of
 from lakeupsert.landing.formats.blocks import LandingInput
-from lakeupsert.landing.formats.folders import folder_values, reading_of
+from lakeupsert.landing.formats.folders import reading_of
 from lakeupsert.landing.formats.positions import noted_positions
 from lakeupsert.landing.origins import Origins, all_origins
 from lakeupsert.phrases import count
@@ -59,7 +59,7 @@ from lakeupsert.pipeline.open_columns import waiting_columns
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
 from lakeupsert.table.ledger import ChosenHost, LandingFile, LedgerEntry, QuarantineFile
-from lakeupsert.table.spec import LANDING_FOLDERS, REPLACING_EXTRACTS
+from lakeupsert.table.reading import StoredReading
 
 COMPARED_BYTES = 8 << 20
 """Up to this many landing bytes, every key of a batch is checked for records in several partitions; of a larger batch a sample
@@ -294,10 +294,6 @@ def _plan(table: OpenTable, options: AppendOptions, ground: Ground, notes: _File
             raise
         unfit = e
         spec, warnings = plan_spec(table, ground.spec, planned, fitted=True)
-    if options.full and table.settings.full_extract == "replace":
-        spec = spec.requiring(REPLACING_EXTRACTS)  # who does not know these would compare what they replace
-    if any(folder_values(i.path, table.reading) for i in readable):
-        spec = spec.requiring(LANDING_FOLDERS)  # who does not know these would read landing files without such values
     groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
     surveyed = {s.path for s in surveys}
     job = replace(
@@ -396,7 +392,7 @@ def _entry(table: OpenTable, ground: Ground, work: _RowWork, origins: Origins) -
         received_at=ground.received_at,
         clock_ahead=ground.clock_ahead,
         spec_version=job.spec_version,
-        reading=reading_of((i.path for i in job.inputs), job.reading),
+        reading=StoredReading.of(reading_of((i.path for i in job.inputs), job.reading)),
         files=tuple(
             LandingFile(
                 path=i.path,

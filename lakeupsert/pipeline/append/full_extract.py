@@ -200,29 +200,18 @@ def with_floors(table: OpenTable, spec: TableSpec, entries: Sequence[LedgerEntry
         return entry
     extracts = [full for n in numbers if (full := entries[n].full)]
     places = rank_floors([full.order for full in extracts], spec)
-    within = [_within(table, spec, n, full) for n, full in zip(numbers, extracts, strict=True)]
 
     @cache
     def floor_of(scope: str) -> int | None:
         best: int | None = None
         for i, full in enumerate(extracts):
-            if full.scope == "table" or scope in within[i]:
+            if full.scope == "table" or scope in full.within:
                 best = i if best is None or full.replaces or places[i] < places[best] else best
         return None if best is None else numbers[best]
 
     floors = {partition: floor_of(_without_hashes(spec, partition)) for partition in entry.touched}
     touched = {p: msgspec.structs.replace(t, extract=floors[p]) for p, t in entry.touched.items()}
     return msgspec.structs.replace(entry, touched=touched)
-
-
-def _within(table: OpenTable, spec: TableSpec, number: int, full: FullExtract) -> Collection[str]:
-    """The partitions of an extract that differ in more than hashes, if others of the same may come; see `FullExtract.within`."""
-    if full.scope == "table" or not spec.hash_columns:
-        return ()
-    if full.within:
-        return full.within
-    link = table.entry(number)
-    return {_without_hashes(spec, partition) for partition in link.body.touched} if link else ()
 
 
 def _refuse_shrinking(

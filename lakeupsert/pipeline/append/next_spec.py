@@ -31,7 +31,7 @@ from lakeupsert.storage import ObjectReader
 from lakeupsert.table.evolution import evolve, is_retypable
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.misnamed import did_you_mean
-from lakeupsert.table.spec import ENDED_KEYS, TableSpec
+from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import normalize, same_values, type_name, widen
 
 
@@ -55,8 +55,6 @@ def plan_spec(
     new = known_types(table.declaration, {name: type_ for name, type_ in observed.items() if name not in own}, given)
     fields = [(name, (grown | new)[name]) for name in observed if name in grown or name in new]
     spec = evolve(known, pa.schema([*fields, *((name, type_) for name, type_ in given.items() if name in own)]))
-    if spec.naming_id is not None:
-        spec = spec.requiring(ENDED_KEYS)  # a table of an earlier lakeupsert
     warnings = [
         *open_parts(table.declaration, observed, given, own, ahead=ahead),
         *_renamed_at_the_source(table, known, spec, surveys),
@@ -98,7 +96,7 @@ def is_planned_by(table: OpenTable, known: TableSpec | None, spec: TableSpec, su
     """Whether `plan_spec` gives this spec for these files, too. Raises what it does."""
     # Without dominant_types: their warnings read landing files, and are not wanted here.
     other, _ = plan_spec(table, known, [replace(s, dominant_types={}) for s in surveys])
-    return other is spec or msgspec.structs.replace(other, table_id=spec.table_id, requires=spec.requires) == spec
+    return other is spec or msgspec.structs.replace(other, table_id=spec.table_id) == spec
 
 
 def unfit_files(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFailed]:

@@ -26,7 +26,7 @@ MOST_READS = 3
 """Up to so many merges read a file that is not cut. A cut reads it, writes it, and is read itself."""
 
 MOST_PIECE_BITS = 12
-"""A pack has at most 2^so many pieces. No partition needs more, except one that an earlier lakeupsert split too far."""
+"""A pack has at most 2^so many pieces. A partition needs more only if its `bucket` was once far smaller."""
 
 
 @dataclass(frozen=True)

@@ -113,9 +113,7 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
                 step = _step(table, heads, partition, head)
             body = version_after(step, head, _outputs(table, overlay or table.store, spec, step), {})
             pinned[partition] = body.buckets
-            shown[partition] = PartitionVersion(
-                version=-1, merged=step.up_to, rows=body.rows, bytes=body.bytes
-            )  # not a stored version
+            shown[partition] = PartitionVersion.of(body, -1)
     except BaseException:
         if overlay:
             overlay.remove()
