@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.memory import WORDS, peak_bytes
-from lakeupsert.engine.arrow import ArrowEngine, _add_ranks
+from lakeupsert.engine.arrow import ArrowEngine, add_ranks
 from lakeupsert.engine.merge import AGE, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import Rules
@@ -227,7 +227,7 @@ def floor(given: Given) -> Any:
 
 def beaten(candidates: Any, at: Any, came: Any, given: Given) -> Any:
     """Those of the positions ``at`` whose stored row has the key of an incoming one that is not older."""
-    both = pa.concat_tables([_add_ranks(candidates, age=0, deleted=False), _add_ranks(came, age=1, deleted=False)])
+    both = pa.concat_tables([add_ranks(candidates, age=0, deleted=False), add_ranks(came, age=1, deleted=False)])
     order, first = sort_by_rank(both, given.spec, (AGE, FILE, PLACE))
     wins = np.zeros(both.num_rows, bool)
     wins[order.filter(first)] = True

@@ -55,6 +55,7 @@ from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, Ordering, TableSpec
 
 _ARRIVAL = ("age", "file", "place")
+_DECIDED = ["unit", "source", "row", "deleted", "hash", "error", "nth", "begins", "known", "killed_by", "lacked"]
 
 
 @dataclass(frozen=True)
@@ -161,21 +162,7 @@ def _run_window(
         .transform(_rank, spec, tasks)
         .repartition(parts, "unit")
         .sortWithinPartitions("unit", *_key_names(spec), "nth", *_ARRIVAL)
-        .select(
-            "unit",
-            "source",
-            "row",
-            "deleted",
-            "hash",
-            "error",
-            "nth",
-            "begins",
-            "known",
-            "killed_by",
-            "lacked",
-            "version",
-            *_ARRIVAL,
-        )
+        .select(*_DECIDED, "version", *_ARRIVAL)
         .mapInArrow(ship(write), "unit int, output binary")
     )
     outputs = {row.unit: pickle.loads(row.output) for row in rows}
@@ -488,9 +475,13 @@ class _Gatherer:
                 if needed.num_rows:
                     found = rules.resolve(self._read(needed))
                     out.write(found)
-                    if found.uses is not None:  # a loser may be part of what its key comes to
+                    if (
+                        found.uses is not None
+                    ):  # a loser may be part of what its key comes to, and another row its first
                         used.append(found.uses[found.order])
-                        goes = found.superseded
+                        at = np.lexsort((row, source))[found.order]
+                        counted[-1] = counted[-1].take(at).set_column(0, "nth", [np.where(found.wins, 1, 2)])
+                        goes, source, row = found.superseded, source[at], row[at]
                 for number, positions in enumerate(superseded):
                     positions.append(row[goes & (source == number)])
             if counted:

@@ -206,6 +206,25 @@ def test_random_records_come_to_what_was_taken_of_them(
     nights.check()
 
 
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+@pytest.mark.parametrize("engine", ["arrow", "spark"])
+def test_engines_count_a_deleted_row_once(
+    tmp_path: Path, engine: Any, strategy: Any, request: pytest.FixtureRequest
+) -> None:
+    """An update that is greater than the delete stays without a row, and ranks below the delete."""
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    nights = Nights(tmp_path, strategy=strategy)
+    nights.append(full("a", 3, 16, u=1), update("a", 19, u=2))
+    nights.table.run(host="local", engine=engine)
+    nights.append(full("a", 3, 5))
+    nights.table.run(host="local", engine=engine)
+    nights.append(delete("a", 17), full("a", 2, 9), full("a", 3, 12, v=3))
+    merged = nights.table.run(host="local", engine=engine).dedupe
+    assert {(one.changes.deleted, one.changes.late) for one in merged} == {(1, 0)}
+    assert not nights.rows()
+
+
 def all_in_the_end(records: Sequence[Record]) -> list[dict[str, Any]]:
     """What the table shows of all records, whatever way they came, once those in quarantine were tried again."""
     keys = {record["k"] for record in records}

@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -32,7 +33,7 @@ from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import WHOLE_TABLE, TableObjects
 from lakeupsert.table.manifest import BucketEntry, DataFile, Part, add_digests
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
-from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, STATEMENTS, DeleteRule, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, DeleteRule, TableSpec
 
 PARTITIONS = 24
 NAN = float("nan")
@@ -177,7 +178,7 @@ def test_engines_agree_on_generated_tables(
     monkeypatch.setattr(arrow, "MOST_PART_BITS", 2)
     rng = random.Random(name)
     spec = spec_of(*TABLES[name], partition_by=PARTITION_BY.get(name, ["part"]), versions=name in VERSIONS)
-    spec = spec.requiring(STATEMENTS)
+    spec = msgspec.structs.replace(spec, statements=True)
     store = LocalStore(tmp_path)
     first, second, third = (appended(store, spec, rng) for _ in range(3))
     partitions = [f"part={p}" for p in range(PARTITIONS)]

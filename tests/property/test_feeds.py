@@ -47,7 +47,6 @@ from lakeupsert.table.spec import (
     FILE,
     HAS,
     PLACE,
-    STATEMENTS,
     ColumnGroup,
     DeleteRule,
     Ordering,
@@ -461,7 +460,7 @@ def test_a_statement_stands_between_the_records_before_and_after_it(
     """Any order, split and repetition of the records before it lets it see the same rows, and any of the records after it makes
     the same table. Some of the latter came before, too: they are like any others."""
     rng = random.Random(f"{kind} {seed}")
-    spec = spec_of(rng, ties="arrival" if kind == "update" else None).requiring(STATEMENTS)
+    spec = msgspec.structs.replace(spec_of(rng, ties="arrival" if kind == "update" else None), statements=True)
     before = {partition: feed(spec, rng, *size_of(spec)) for partition in partitions_of(spec)}
     after = {partition: feed(spec, rng, *size_of(spec)) for partition in before}
     between: dict[str, list[Record]] = {}
@@ -871,7 +870,7 @@ def test_an_update_brings_the_columns_that_it_sets(seed: int, engines: list[Engi
     """In the order of the row, or of the columns' group; for any order, split and repetition of the records before it, and of
     those after it."""
     rng = random.Random(f"update of columns {seed}")
-    spec = spec_of_columns(rng).requiring(STATEMENTS)
+    spec = msgspec.structs.replace(spec_of_columns(rng), statements=True)
     feeds = [{f"part={n}": feed_of_columns(spec, rng) for n in range(FEEDS // 2)} for _ in range(2)]
     feeds = [{p: records for p, records in feed.items() if all(other[p] for other in feeds)} for feed in feeds]
     between = {p: [r for row in rows_of_columns(spec, of_p) for r in set_v(spec, row)] for p, of_p in feeds[0].items()}

@@ -457,10 +457,8 @@ class LandedRows:
 
         before, after = (_duckdb_type(type_) or "" for type_ in change)
         if change not in self._functions:
-            self._functions[change] = f"lakeupsert_retype_{len(self._functions)}"
-            self._db.create_function(
-                self._functions[change], convert_all, [before], after, type="arrow", null_handling="special"
-            )
+            name = self._functions[change] = f"lakeupsert_retype_{len(self._functions)}"
+            self._db.create_function(name, convert_all, [before], after, type="arrow", null_handling="special")
         return f"{self._functions[change]}(TRY_CAST({value} AS {before}))"
 
     def _landed(self, source: _Source, name: str, types: dict[str, str]) -> str:
@@ -468,8 +466,9 @@ class LandedRows:
         reading = source.entry.reading  # adopted rows and those of a statement have none
         formats = reading.settings.date_formats(name) if reading and source.partition is None else ()
         if formats and types[name].startswith(("DATE", "TIMESTAMP")) and self._is_written(source, name):
-            # A format with a time fits no date, and formats that differ are refused by `append`.
-            return f"try_strptime(CAST({identifier(name)} AS VARCHAR), [{', '.join(map(literal, formats))}])"
+            # A format with a time fits no date, and formats that differ are refused by `append`. DuckDB's %z does not know Z.
+            raw, fmt = f"CAST({identifier(name)} AS VARCHAR)", f"[{', '.join(map(literal, formats))}]"
+            return f"coalesce(try_strptime({raw}, {fmt}), try_strptime(regexp_replace({raw}, '[zZ]$', '+00'), {fmt}))"
         return landed_value(name, types, is_text=source.is_text)
 
     def _is_written(self, source: _Source, name: str) -> bool:
