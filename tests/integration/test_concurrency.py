@@ -134,7 +134,7 @@ def test_appends_at_once_count_each_landing_file_once(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("kind", [Lake, StampedLake])
+@pytest.mark.parametrize("kind", [StampedLake, Lake])
 def test_appends_at_once_of_different_files_are_two_batches(
     folder: Path, processes: Callable[[Lake, int], list[LakeProcess]], kind: type[Lake]
 ) -> None:
