@@ -323,7 +323,7 @@ def test_snapshot_of_a_connector_that_began_again_is_found_in_any_order(
     assert [any("began again" in one for one in night) for night in warnings] == [n == later for n in range(3)]
 
 
-def test_batches_of_an_earlier_lakeupsert_are_read_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_read_again_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events, rows = recorded("mariadb")
     feed = Feed(tmp_path, "__source_file", "__source_pos", "__source_row")
     now = TableSettings.reading.fget  # type: ignore[attr-defined]

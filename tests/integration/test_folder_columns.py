@@ -198,9 +198,7 @@ def test_plan_counts_rows_by_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "avro"])
-def test_batches_of_an_earlier_lakeupsert_are_read_as_they_were(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_are_read_again_as_they_were(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     land(tmp_path, "day=2024-01-01", kind, [{"k": "a", "v": 1}])
     with monkeypatch.context() as earlier:
         earlier.setattr(Declaration, "folder_columns", ())

@@ -514,21 +514,3 @@ def test_dates_without_effect_are_told(tmp_path: Path) -> None:
     (tmp_path / "landing/a.csv").write_text("id,day,shipped\na,25/03/2024,x\n")
     (warning,) = [w for w in run(path)["warnings"] if "dates" in w]
     assert "Did you mean 'shipped'?" in warning
-
-
-def test_refused_rows_of_an_earlier_lakeupsert_have_no_line_and_pass_all_the_same(tmp_path: Path) -> None:
-    """One row passes once its column is wider, and the other stays."""
-    path = config(tmp_path, f"{TABLE}quarantine_limit = '90%'\n[tables.t.schema]\nn = 'int'\n")
-    (tmp_path / "landing/a.csv").write_text(f"id,day,n\na,2024-03-25,1\nb,2024-03-25,{LARGE}\nc,2024-03-25,x\n")
-    run(path)
-    (file,) = (tmp_path / "out/_lakeupsert/quarantine").iterdir()
-    with pq.ParquetFile(file) as quarantined:
-        rows, footer = quarantined.read(), quarantined.schema_arrow.metadata
-    assert rows["line"].to_pylist() == [3, 4]
-    pq.write_table(rows.drop_columns(["line"]).replace_schema_metadata(footer), file)
-    assert [r["id"] for r in rows_of(path)] == ["a"]
-    path.write_text(path.read_text().replace("n = 'int'", "n = 'bigint'"))
-    table = replay(path)
-    assert table.to_arrow().read_all()["id"].to_pylist() == ["a", "b"]
-    assert table.status().quarantined == 1
-    table.close()

@@ -594,7 +594,7 @@ def test_deep_without_duckdb_does_nothing_and_tells_what_to_install(
     assert call(lake, "reconcile")["ok"]
 
 
-def test_mark_of_an_earlier_lakeupsert_that_nobody_answered_gets_the_reason(lake: Lake) -> None:
+def test_mark_that_nobody_answered_gets_the_reason(lake: Lake) -> None:
     earlier = "no worker that began to merge it came to the end: killed, out of memory, or the store was away."
     lake.land("4.jsonl", [row("z", 0, 9, 1)])
     lake.table.append(host="local")
