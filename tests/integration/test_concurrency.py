@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,25 @@ def test_appends_at_once_of_different_files_are_two_batches(
     assert stamps == sorted(set(stamps))
     check_files(lake)
     lake.finish_and_check()
+
+
+def test_batch_that_is_overtaken_is_stamped_again(
+    folder: Path, processes: Callable[[Lake, int], list[LakeProcess]]
+) -> None:
+    lake = StampedLake(folder / "lake", landing_dates="%Y-%m-%d")
+    first, second = processes(lake, 2)
+    lake.land("2020-01-01/0.jsonl", [row("a", 0, 1, 1)])
+    assert first.do("append").number == 1
+    early, late = date(2020, 1, 2), date(2020, 1, 3)
+    for day in (early, late):
+        lake.land(f"{day}/0.jsonl", [row("a", 0, 1, day.day)])
+    second.begin("append", received=(early, early), strike=Strike("create _lakeupsert/ledger", act="hold"))
+    second.wait_held()
+    assert first.do("append", received=(late, late)).number == 2
+    second.go()
+    assert second.end().number == 3
+    lake.finish_and_check()
+    assert [one["v"] for one in lake.rows()] == [early.day]
 
 
 @pytest.mark.few(1)
