@@ -473,13 +473,13 @@ class _Gatherer:
                 goes = ~wins
                 needed = batch if rules.needs_losers else batch.filter(pa.array(wins & (source >= len(task.kept))))
                 if needed.num_rows:
-                    found = rules.resolve(self._read(needed))
+                    by_source = np.lexsort((needed["row"].to_numpy(), needed["source"].to_numpy()))
+                    found = rules.resolve(self._read(needed, by_source))
                     out.write(found)
-                    if (
-                        found.uses is not None
-                    ):  # a loser may be part of what its key comes to, and another row its first
+                    # A loser may be part of what its key comes to, and another row its first.
+                    if found.uses is not None:
                         used.append(found.uses[found.order])
-                        at = np.lexsort((row, source))[found.order]
+                        at = by_source[found.order]
                         counted[-1] = counted[-1].take(at).set_column(0, "nth", [np.where(found.wins, 1, 2)])
                         goes, source, row = found.superseded, source[at], row[at]
                 for number, positions in enumerate(superseded):
@@ -489,11 +489,10 @@ class _Gatherer:
         positions = [np.sort(np.concatenate([np.empty(0, np.int64), *found])) for found in superseded]
         return out.output(lost, digest_text(lost_sum), None if task.settled else digest_text(adopted_sum), positions)
 
-    def _read(self, batch: pa.RecordBatch | Rows) -> Resolved:
-        """The rows that a batch names, file by file, as Spark ranked them."""
+    def _read(self, batch: pa.RecordBatch | Rows, by_source: Indices) -> Resolved:
+        """The rows that a batch names, as Spark ranked them. ``by_source``: its places in the order of files and positions."""
         task = self._task
         source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
-        by_source = np.lexsort((row, source))
         found = [self._cursors[s].take(np.sort(row[source == s])) for s in np.unique(source)]
         # Files that adopt brought lack the column of times.
         more = self._schema is not self._spec.base_schema
