@@ -1,6 +1,6 @@
 """CloudWatch's embedded metrics of a table: lines that a function writes to its log, so they need no call and no right.
 
-Namespace `lakeupsert`, with `Table` as the only dimension (README.md lists the names). Whoever sets alarms names these.
+Namespace `lakeupsert`, with `Table` as the only dimension (README.md lists the names). Alarms name these.
 """
 
 import threading
@@ -19,7 +19,7 @@ NAMESPACE = "lakeupsert"
 
 
 class TableMetrics:
-    """What happens to one table in one call of a function."""
+    """Counts the events of one table in one call of a function."""
 
     def __init__(self, table: str) -> None:
         # Without a service, which would be a second dimension.
@@ -43,7 +43,7 @@ class TableMetrics:
                 self._add("FailedPartitions", 1)
 
     def add_state(self, status: Status) -> None:
-        """What readers see now, and what is left to do."""
+        """Record the snapshot that readers see now, and the work left."""
         if status.received_at is not None:
             age = clock.now() - datetime.fromisoformat(status.received_at)
             self._add("FreshnessSeconds", age.total_seconds(), MetricUnit.Seconds)

@@ -1,4 +1,4 @@
-"""What every function begins with: the tables of the configuration that LAKEUPSERT_CONFIG names, such as s3://lake/lakeupsert.toml.
+"""Every function begins here: the tables of the configuration that LAKEUPSERT_CONFIG names, such as s3://lake/lakeupsert.toml.
 
 It is read in each call, so that a change of it holds from the next call on.
 """

@@ -1,6 +1,6 @@
 """Phase one, by the schedule: a small night is appended here, a large one by Spark.
 
-Reads     an event that may have `night`, any text that tells this night from others; by default the date (UTC)
+Reads     an event that may have `night`, any text that no other night has; by default the date (UTC)
 Writes    what `lakeupsert append` writes, of each table in the order of the file; or starts a job run that will
 Answers   of each table how many files and bytes are new, and the batch or the job run (both null: nothing is new)
 Repeat    safe: appended files are not new, and of the same night and files one job run is started

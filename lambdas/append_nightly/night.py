@@ -18,7 +18,7 @@ logger = Logger()
 
 
 def append_or_start(table: Table, night: str) -> dict[str, Any]:
-    """What is new, in files and bytes, and the batch or the job run that has it."""
+    """The new files and their bytes, and the batch or the job run that has it."""
     files = table.new_files()
     size = sum(f.size for f in files)
     told = {"files": len(files), "bytes": size, "batch": None, "job_run": None}

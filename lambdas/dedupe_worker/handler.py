@@ -16,7 +16,7 @@ from lambdas.metrics import measured
 from lambdas.tables import of_queue
 
 MARGIN_SECONDS = 15.0
-"""What is not done so long before the function's time is up goes back to the queue. Longer: less time to merge. Too short: the
+"""Unfinished work goes back to the queue so long before the function's time is up. Longer: less time to merge. Too short: the
 function is killed first, and its messages stay hidden for two minutes (`pipeline.workers.worker.LEASE_SECONDS`)."""
 
 logger = Logger()

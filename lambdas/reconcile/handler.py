@@ -5,7 +5,7 @@ Writes    what `lakeupsert reconcile` writes. The proof reads keys and order of 
 Answers   how many partitions readers don't see up to date yet (`waiting`), how many of them `failed`, and how many messages
           are on their way (`queued`). The night is through where none waits; it failed where some failed and nothing is
           queued, as a failed one may be under way again, after the next append or a redrive. And of each table what
-          `lakeupsert reconcile --json` tells, with the proof where asked for
+          `lakeupsert reconcile --json` reports, with the proof where asked for
 Repeat    safe
 """
 

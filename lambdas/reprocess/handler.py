@@ -1,4 +1,4 @@
-"""By hand: write the partitions of a range of dates anew; the rows stay.
+"""Called by hand: rewrite the partitions of a range of dates; the rows stay.
 
 Reads     an event with `table`, `from`, `to` (inclusive), and `source`: stored (default) or landing
 Writes    what `lakeupsert reprocess` writes; the workers merge. It waits for them until its time is up, then publishes
@@ -20,7 +20,7 @@ from lakeupsert.pipeline.stop import Stop
 from lambdas.metrics import measured
 
 PUBLISH_SECONDS = 60.0
-"""What is kept of the function's time to publish."""
+"""Kept of the function's time, to publish."""
 
 logger = Logger()
 
