@@ -16,7 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from lakeupsert import api
+from lakeupsert import readonly
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.engine.attempts import attempt
@@ -421,7 +421,7 @@ def test_second_try_of_a_task_that_is_killed_takes_nothing_away(
         raise Killed
 
     table = lake(tmp_path)
-    monkeypatch.setattr(api, "host_by_name", lambda name: TwiceHost())
+    monkeypatch.setattr(readonly, "host_by_name", lambda name: TwiceHost())
     assert table.export(f"{(tmp_path / 'x').as_uri()}/", host="spark") == 6
     assert read(tmp_path / "x") == expected(0, 2, 4, 1, 3, 5)
 
@@ -436,7 +436,7 @@ def test_next_try_of_a_task_whose_answer_was_lost_counts_its_rows(
                 yield function(item)
 
     table = lake(tmp_path)
-    monkeypatch.setattr(api, "host_by_name", lambda name: LateHost())
+    monkeypatch.setattr(readonly, "host_by_name", lambda name: LateHost())
     assert table.export(f"{(tmp_path / 'x').as_uri()}/", host="spark") == 6
     assert read(tmp_path / "x") == expected(0, 2, 4, 1, 3, 5)
 
@@ -454,7 +454,7 @@ def test_try_that_loses_the_race_for_its_file_counts_the_rows_of_the_other(
                 yield found
 
     table = lake(tmp_path)
-    monkeypatch.setattr(api, "host_by_name", lambda name: AtOnceHost())
+    monkeypatch.setattr(readonly, "host_by_name", lambda name: AtOnceHost())
     assert table.export(f"{(tmp_path / 'x').as_uri()}/", host="spark") == 6
     assert read(tmp_path / "x") == expected(0, 2, 4, 1, 3, 5)
 
@@ -508,7 +508,7 @@ def test_host_that_is_stopped_keeps_other_exports_out(tmp_path: Path, monkeypatc
             raise KeyboardInterrupt
 
     table, address = lake(tmp_path), f"{(tmp_path / 'x').as_uri()}/"
-    monkeypatch.setattr(api, "host_by_name", lambda name: StoppedHost())
+    monkeypatch.setattr(readonly, "host_by_name", lambda name: StoppedHost())
     with pytest.raises(KeyboardInterrupt):
         table.export(address, snapshot=0, host="spark")
     with pytest.raises(ConfigurationError) as refused:
