@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -321,12 +322,11 @@ def _head_of(store: ObjectReader, file: ObjectInfo) -> bytes:
 def _sniff(head: bytes) -> _Sniffed | None:
     """By DuckDB's sniffer, or if it is not installed or finds nothing, by Python's, which finds most delimiters."""
     delimiter, quote, has_header = "", "", True
-    try:
+    with suppress(ModuleNotFoundError):
         import duckdb
-    except ModuleNotFoundError:
-        pass
-    else:
-        with tempfile.NamedTemporaryFile(suffix=".csv") as copy, duckdb.connect() as db:
+
+        # To make a database takes DuckDB longer than to sniff a file, so all files share its default one.
+        with tempfile.NamedTemporaryFile(suffix=".csv") as copy, duckdb.cursor() as db:
             copy.write(head)
             copy.flush()
             query = "SELECT Delimiter, Quote, HasHeader FROM sniff_csv(?, ignore_errors = true, null_padding = true)"
