@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -173,6 +173,49 @@ def few_races() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remote, "RACES", 1)
+        yield
+
+
+class _Database:
+    """A connection that knows which functions it has made."""
+
+    def __init__(self, db: Any) -> None:
+        self.db, self.made = db, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.db, name)
+
+    def create_function(self, name: str, *args: Any, **options: Any) -> None:
+        self.db.create_function(name, *args, **options)
+        self.made.append(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_duckdb() -> Iterator[None]:
+    """Half of what a small `reconcile --deep` costs is the database that DuckDB makes for it. Here each has an empty catalog of
+    one database instead. `integration/test_reconcile.py` does without."""
+    from lakeupsert.operations.recompute import recompute, sql  # brings Arrow
+
+    with ExitStack() as stack:
+        kept: list[Any] = []
+
+        @contextmanager
+        def connect() -> Iterator[Any]:
+            if not kept:
+                kept.append(stack.enter_context(sql.connect()))
+            name = f"test_{clock.new_id()}"
+            with kept[0].cursor() as cursor:
+                db = _Database(cursor)
+                cursor.execute(f"ATTACH ':memory:' AS {name}; USE {name}; SET TimeZone = 'UTC'")
+                try:
+                    yield db
+                finally:
+                    for function in db.made:
+                        cursor.remove_function(function)
+                    cursor.execute(f"USE memory; DETACH {name}")
+
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(recompute, "connect", connect)
         yield
 
 

@@ -246,9 +246,13 @@ def requests_of(catalog: CatalogOutsider, call: Callable[[], object]) -> list[st
     return seen
 
 
-def test_only_what_changed_is_sent_in_batches(tmp_path: Path, catalog: CatalogOutsider) -> None:
+def test_only_what_changed_is_sent_in_batches(
+    tmp_path: Path, catalog: CatalogOutsider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert symlink.TOGETHER <= 100, "Glue takes no more"
+    monkeypatch.setattr(symlink, "TOGETHER", 10)
     shown = Shown(tmp_path / "lake", catalog, 0)
-    days = 230
+    days = 23
     shown.lake.land("0.jsonl", [row("k", day, 0) for day in range(days)])
     first = requests_of(catalog, shown.lake.run)
     add, change = catalog.adds, catalog.changes_partitions

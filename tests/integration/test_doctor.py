@@ -212,7 +212,7 @@ def findings_without_privileges(root: Path) -> tuple[int, list[dict[str, str]]]:
     return done.returncode, json.loads(done.stdout)["result"]["findings"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv (util-linux) to make root respect file modes")
 @pytest.mark.parametrize(
     ("path", "mode"),

@@ -270,12 +270,12 @@ def samples(file: Path) -> dict[str, float]:
     return Counter({sample.name: sample.value for sample in found if sample.labels.keys() == {"table"}})
 
 
-MESSAGES = 2_000
+MESSAGES = 400
 
 
 @pytest.mark.few(1)
 @WORKERS
-def test_worker_forgets_2_000_results(lake: Lake, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_forgets_its_results(lake: Lake, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.run()
     partitions = [f"d=2020-01-{day + 1:02}" for day in range(20)]
     queue = lake.table.objects.queue

@@ -191,7 +191,7 @@ def test_subscribers_of_a_telecom_store(tmp_path: Path, strategy: str) -> None:
         'mode = "columns"\n[tables.t.schema]\nmsisdn = "bigint"\nbilled_at = "bigint"\nseen_at = "bigint"\ncell = "string"\n'
         '[tables.t.groups.network]\norder_by = ["seen_at"]\ncolumns = ["cell", "roaming"]\n',
     )
-    numbers = [919810000000 + n for n in range(400)]
+    numbers = [919810000000 + n for n in range(120)]
 
     def lines(*records: str) -> str:
         return "\n".join(records) + "\n"
@@ -258,7 +258,7 @@ def micro_batches(rng: random.Random) -> list[list[Record]]:
         for scn, n in enumerate(SUBSCRIBERS[:150])
     ]
     changes: list[Record] = []
-    for scn in range(len(first), len(first) + 144):
+    for scn in range(len(first), len(first) + 84):
         values = {
             "plan": rng.choice(["gold", "silver", None]),
             "balance": rng.randrange(900),

@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -23,6 +23,7 @@ from click.testing import CliRunner
 from lakeupsert import Table, phrases
 from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings
+from lakeupsert.operations.recompute import recompute, sql
 from lakeupsert.pipeline.workers.worker import UNANSWERED, mark_failed
 from lakeupsert.queue import Message
 from lakeupsert.rows.datafiles import from_bytes, to_bytes
@@ -31,6 +32,14 @@ from lakeupsert.table.manifest import Manifest
 from tests.harness.lake import Lake, row
 
 DAYS = 3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_duckdb() -> Iterator[None]:
+    """None: each recomputation has a database of its own, as it has for users."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recompute, "connect", sql.connect)
+        yield
 
 
 @pytest.fixture
