@@ -6,12 +6,12 @@ Importing this module does not import Arrow or Spark: `lakeupsert --help` is ins
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -167,51 +167,65 @@ def _complete_names(kind: str) -> "Callable[[click.Context, click.Parameter, str
     return complete
 
 
-json_option = click.option("--json", is_flag=True, expose_value=False, help="Print one JSON object on standard output.")
+def _store(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        setattr(context.obj, str(parameter.name), value)
+
+
+JSON = click.Option(["--json"], is_flag=True, expose_value=False, help="Print one JSON object on standard output.")
 """`Program.main` looks for it too, because a command line that can't be parsed must also be answered in JSON."""
+COMMON = (
+    click.Option(
+        ["--config", "config_path"],
+        metavar="FILE",
+        type=click.Path(readable=False),  # `load` says why it can't be read
+        expose_value=False,
+        callback=_store,
+        help="Configuration file. Default: the nearest lakeupsert.toml in this folder or above.",
+    ),
+    click.Option(
+        ["--profile"],
+        metavar="NAME",
+        expose_value=False,
+        callback=_store,
+        shell_complete=_complete_names("profiles"),
+        help="Let the settings of [profiles.NAME] override the others.",
+    ),
+    click.Option(
+        ["--table"],
+        metavar="NAME",
+        expose_value=False,
+        callback=_store,
+        shell_complete=_complete_names("tables"),
+        help="Table name. Optional if the configuration has one table.",
+    ),
+    JSON,
+    click.Option(
+        ["-v", "--verbose"],
+        is_flag=True,
+        expose_value=False,
+        help="Also print each batch, merge and publish on standard error, as it happens, and what the log says.",
+    ),
+)
+"""Options that may stand before or after the name of every command."""
 
 
-def common(command: Function) -> Function:
-    """Add the options that may stand before or after the name of every command."""
+class Command(click.Command):
+    """A command. Its function gets the `Call`, then the values of the options that only it has."""
 
-    def store(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            setattr(context.obj, str(parameter.name), value)
+    def __init__(self, *, params: Sequence[click.Parameter], **options: Any) -> None:
+        super().__init__(params=[*params, *COMMON], **options)
 
-    for option in (
-        click.option(
-            "-v",
-            "--verbose",
-            is_flag=True,
-            expose_value=False,
-            help="Also print each batch, merge and publish on standard error, as it happens, and what the log says.",
-        ),
-        json_option,
-        click.option(
-            "--table",
-            metavar="NAME",
-            expose_value=False,
-            callback=store,
-            shell_complete=_complete_names("tables"),
-            help="Table name. Optional if the configuration has one table.",
-        ),
-        click.option(
-            "--profile",
-            metavar="NAME",
-            expose_value=False,
-            callback=store,
-            shell_complete=_complete_names("profiles"),
-            help="Let the settings of [profiles.NAME] override the others.",
-        ),
-        click.option(
-            "--config",
-            "config_path",
-            metavar="FILE",
-            type=click.Path(readable=False),  # `load` says why it can't be read
-            expose_value=False,
-            callback=store,
-            help="Configuration file. Default: the nearest lakeupsert.toml in this folder or above.",
-        ),
-    ):
-        command = option(command)
-    return command
+    def invoke(self, ctx: click.Context) -> Answer:
+        assert self.callback is not None
+        answer: Answer = ctx.invoke(self.callback, ctx.obj, **ctx.params)
+        return answer
+
+
+class Group(click.Group):
+    """A group of commands."""
+
+    command_class = Command
+
+    def __init__(self, *, params: Sequence[click.Parameter], **options: Any) -> None:
+        super().__init__(params=[*params, *COMMON], **options)

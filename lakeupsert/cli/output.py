@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from lakeupsert.pipeline.merge.dedupe import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
     from lakeupsert.pipeline.publishers import PublisherStanding
-    from lakeupsert.queue import QueueStats
     from lakeupsert.report.status import Status
     from lakeupsert.report.totals import MergeTotals
     from lakeupsert.table.chain import Link
@@ -54,7 +53,7 @@ def append_result(appended: "AppendResult | None") -> dict[str, object]:
         "number": appended.number,
         "id": entry.batch_id,
         "files": len(entry.files),
-        **_fields(entry, *rows, "hollow_deletes", "incomplete_creates", "contrary", "skipped"),
+        **fields(entry, *rows, "hollow_deletes", "incomplete_creates", "contrary", "skipped"),
         "keys_in_several_partitions": appended.scattered,
         "bytes_written": sum(t.bytes for t in entry.touched.values()),
         "touched_partitions": list(entry.touched),
@@ -63,7 +62,8 @@ def append_result(appended: "AppendResult | None") -> dict[str, object]:
     return {"batches": [batch]}
 
 
-def _fields(value: object, *names: str) -> dict[str, object]:
+def fields(value: object, *names: str) -> dict[str, object]:
+    """These attributes of a result, as they are in JSON under the same names."""
     return {name: getattr(value, name) for name in names}
 
 
@@ -75,24 +75,24 @@ def host_result(host: "ChosenHost | None") -> dict[str, object] | None:
 
 def dedupe_result(results: "Sequence[PartitionResult]") -> dict[str, object]:
     def shape(result: "PartitionResult") -> dict[str, object]:
-        fields = dataclasses.asdict(result)
-        for name in ("error", "units"):  # part of the error object; internal
-            del fields[name]
-        return {**fields, "changes": changes_result(result.changes), "seconds": round(result.seconds, 3)}
+        names = [
+            f.name for f in dataclasses.fields(result) if f.name not in ("error", "units")
+        ]  # the error's; internal
+        changes, seconds = changes_result(result.changes), round(result.seconds, 3)
+        return {**fields(result, *names), "changes": changes, "seconds": seconds}
 
     return {"partitions": [shape(r) for r in results]}
 
 
 def totals_result(totals: "MergeTotals") -> dict[str, object]:
-    fields = dataclasses.asdict(totals)
-    del fields["failures"]
+    names = [f.name for f in dataclasses.fields(totals) if f.name != "failures"]
     figures = {"seconds": round(totals.seconds, 3), "changes": changes_result(totals.changes)}
-    return {**fields, **figures, "failed": len(totals.failures)}
+    return {**fields(totals, *names), **figures, "failed": len(totals.failures)}
 
 
 def publish_result(published: "PublishResult") -> dict[str, object]:
     return {
-        **_fields(published, "snapshot", "batch", "partitions_changed", "rows"),
+        **fields(published, "snapshot", "batch", "partitions_changed", "rows"),
         "lagging": list(published.lagging),
         "publishers": publishers_result(published.publishers),
     }
@@ -101,8 +101,8 @@ def publish_result(published: "PublishResult") -> dict[str, object]:
 def publishers_result(standings: "Mapping[str, PublisherStanding]") -> dict[str, object]:
     return {
         name: {
-            **_fields(standing, "snapshot", "behind", "warning"),
-            "problem": standing.problem and _fields(standing.problem, "code", "message"),
+            **fields(standing, "snapshot", "behind", "warning"),
+            "problem": standing.problem and fields(standing.problem, "code", "message"),
         }
         for name, standing in standings.items()
     }
@@ -117,7 +117,7 @@ def run_result(ran: "RunResult", requests: dict[str, int]) -> dict[str, object]:
         "requests": requests,
         "plan": ran.predicted
         and {
-            "predicted": _fields(ran.predicted, "bytes_read", "bytes_written"),
+            "predicted": fields(ran.predicted, "bytes_read", "bytes_written"),
             "measured": dict(zip(("bytes_read", "bytes_written"), _measured(ran), strict=True)),
         },
     }
@@ -132,16 +132,15 @@ def status_result(status: "Status") -> dict[str, object]:
     # The error object has what failed, the answer has the warnings, and only `status --watch` shows `behind`.
     omitted = ("failed", "behind", "large_queue", "warnings")
     names = [f.name for f in dataclasses.fields(status) if f.name not in omitted]
-    fields = {name: getattr(status, name) for name in names}
-    fields |= {"lagging": list(status.lagging), "queue": _queue_result(status.queue)}
-    fields |= {"publishers": publishers_result(status.publishers), "host": host_result(status.host)}
-    if status.large_queue is not None:
-        fields["large_queue"] = msgspec.structs.asdict(status.large_queue)
-    return fields
-
-
-def _queue_result(queue: "QueueStats | None") -> dict[str, int | None]:
-    return {"visible": None, "leased": None, "dead": None} if queue is None else msgspec.structs.asdict(queue)
+    queue, large = status.queue, status.large_queue
+    return {
+        **fields(status, *names),
+        "lagging": list(status.lagging),
+        "queue": msgspec.structs.asdict(queue) if queue else dict.fromkeys(("visible", "leased", "dead")),
+        "publishers": publishers_result(status.publishers),
+        "host": host_result(status.host),
+        **({"large_queue": msgspec.structs.asdict(large)} if large else {}),
+    }
 
 
 def changes_result(changes: "Changes") -> dict[str, int]:
@@ -153,7 +152,7 @@ def history_result(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) 
         "snapshots": [
             {
                 "number": link.number,
-                **_fields(link.body, "batch", "rows", "bytes"),
+                **fields(link.body, "batch", "rows", "bytes"),
                 "published_at": link.written_at,
                 "partitions": link.body.partitions_with_rows,
                 "lagging": list(link.body.lagging),

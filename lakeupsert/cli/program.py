@@ -17,7 +17,7 @@ import click
 from lakeupsert import __version__, clock
 from lakeupsert.cli.answer import json_object, print_answer
 from lakeupsert.cli.failures import as_lakeupsert_error
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call, Group
 from lakeupsert.cli.log import JsonLog, TextLog, is_debugging, is_verbose, log_to_stderr, wants_json
 from lakeupsert.cli.signals import (
     Terminated,
@@ -73,8 +73,10 @@ _MEANT = {
 """For words that people type, which are no commands, the commands that they mean."""
 
 
-class Program(click.Group):
+class Program(Group):
     """The group of all commands. Running it prints the answer and ends the process with one of the documented exit codes."""
+
+    group_class = Group
 
     def __init__(self, *, groups: Mapping[str, Sequence[str]], **options: Any) -> None:
         """``groups``: the names of the commands by the heading under which the help lists them. ``options``: those of click."""
@@ -161,7 +163,6 @@ class Program(click.Group):
 
 @click.group(cls=Program, groups=GROUPS)
 @click.version_option(__version__, message="lakeupsert %(version)s")
-@common
 def main() -> None:
     """Upserts for plain Parquet data lakes: newest record wins, per partition and key.
 

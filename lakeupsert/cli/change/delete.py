@@ -2,10 +2,8 @@
 
 from typing import TYPE_CHECKING, Unpack
 
-import click
-
 from lakeupsert.cli.change.update import statement_answer, statement_options
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import log_option, prepare_spark
 from lakeupsert.cli.program import main
 
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
 @main.command()
 @statement_options
 @log_option
-@common
-@click.pass_obj
 def delete(call: Call, yes: bool, **options: "Unpack[StatementFlags]") -> Answer:
     """Delete the rows that a filter or a list of keys chooses.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import log_option, prepare_spark, together, where_option, workers_option
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
@@ -63,8 +63,6 @@ statement_options = together(
 )
 @statement_options
 @log_option
-@common
-@click.pass_obj
 def update(call: Call, assignments: tuple[str, ...], yes: bool, **options: "Unpack[StatementFlags]") -> Answer:
     """Set columns of the rows that a filter or a list of keys chooses.
 

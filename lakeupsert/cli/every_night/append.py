@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import (
     batch_id_option,
     check_full,
@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     help="Try the quarantined rows again, after you fixed why they were refused. Appends no landing files.",
 )
 @log_option
-@common
-@click.pass_obj
 def append(
     call: Call, received_from: datetime | None, received_to: datetime | None, **options: "Unpack[AppendFlags]"
 ) -> Answer:

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-import click
-
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import (
     PartitionChoice,
     engine_option,
@@ -44,8 +42,6 @@ if TYPE_CHECKING:
 @processes_option
 @engine_option
 @log_option
-@common
-@click.pass_obj
 def dedupe(
     call: Call, chosen: PartitionChoice, host: "HostName", workers: int | None, engine: "EngineName | None"
 ) -> Answer:

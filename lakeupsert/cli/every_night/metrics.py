@@ -2,8 +2,8 @@
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,51 +26,37 @@ WRITE_SECONDS = 1.0
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
+_FAMILIES: Mapping[str, tuple[type[Family], str]] = {
+    "merges": (CounterMetricFamily, "Versions of partitions that this worker committed."),
+    "units": (CounterMetricFamily, "Units of shared merges that this worker did."),
+    "merged_rows": (CounterMetricFamily, "Rows that merges read."),
+    "read_bytes": (CounterMetricFamily, "Compressed bytes that merges and units read."),
+    "written_bytes": (CounterMetricFamily, "Compressed bytes that merges and units wrote."),
+    "merge_seconds": (CounterMetricFamily, "Seconds in merges and units."),
+    "failures": (CounterMetricFamily, "Partitions whose last try failed."),
+    "failed_partitions": (
+        GaugeMetricFamily,
+        "Partitions whose last try failed here, and that this worker has not merged since.",
+    ),
+    "last_merge_timestamp_seconds": (
+        GaugeMetricFamily,
+        "When this worker last committed a version of a partition; 0: never.",
+    ),
+    "last_publish_timestamp_seconds": (
+        GaugeMetricFamily,
+        "When this worker last published a snapshot; 0: never.",
+    ),
+}
+"""By their names after `lakeupsert_`, kind and help. Prometheus adds `_total` to the names of counters."""
+
+
 @dataclass
 class _Figures:
-    """Of one table, since the worker began. Times are in seconds since 1970 UTC, 0 if there was none."""
+    """Of one table, since the worker began: values of `_FAMILIES`, and requests by kind."""
 
-    merges: int = 0
-    units: int = 0
-    rows: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    seconds: float = 0.0
-    failures: int = 0
+    values: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     failed: set[str] = field(default_factory=set)
-    last_merge: float = 0.0
-    last_publish: float = 0.0
     requests: Counter[str] = field(default_factory=Counter)
-
-
-_FAMILIES: tuple[tuple[type[Family], str, str, Callable[[_Figures], float]], ...] = (
-    (CounterMetricFamily, "merges", "Versions of partitions that this worker committed.", lambda f: f.merges),
-    (CounterMetricFamily, "units", "Units of shared merges that this worker did.", lambda f: f.units),
-    (CounterMetricFamily, "merged_rows", "Rows that merges read.", lambda f: f.rows),
-    (CounterMetricFamily, "read_bytes", "Compressed bytes that merges and units read.", lambda f: f.bytes_read),
-    (CounterMetricFamily, "written_bytes", "Compressed bytes that merges and units wrote.", lambda f: f.bytes_written),
-    (CounterMetricFamily, "merge_seconds", "Seconds in merges and units.", lambda f: f.seconds),
-    (CounterMetricFamily, "failures", "Partitions whose last try failed.", lambda f: f.failures),
-    (
-        GaugeMetricFamily,
-        "failed_partitions",
-        "Partitions whose last try failed here, and that this worker has not merged since.",
-        lambda f: len(f.failed),
-    ),
-    (
-        GaugeMetricFamily,
-        "last_merge_timestamp_seconds",
-        "When this worker last committed a version of a partition; 0: never.",
-        lambda f: f.last_merge,
-    ),
-    (
-        GaugeMetricFamily,
-        "last_publish_timestamp_seconds",
-        "When this worker last published a snapshot; 0: never.",
-        lambda f: f.last_publish,
-    ),
-)
-"""Kind, name after `lakeupsert_`, help, and value. Prometheus adds `_total` to the names of counters."""
 
 
 class WorkerMetrics(Collector):
@@ -93,31 +79,33 @@ class WorkerMetrics(Collector):
     def add(self, event: Event) -> None:
         with self._lock:
             figures = self._tables[event.table or ""]
+            values, failed, now = figures.values, figures.failed, clock.now().timestamp()
             match event:
                 case Merge():
-                    figures.merges += 1
-                    figures.rows += event.rows_in
-                    figures.failed.discard(event.partition)
-                    figures.last_merge = clock.now().timestamp()
+                    values["merges"] += 1
+                    values["merged_rows"] += event.rows_in
+                    failed.discard(event.partition)
+                    values["last_merge_timestamp_seconds"] = now
                 case UnitWork():
-                    figures.units += 1
+                    values["units"] += 1
                 case Failure():
-                    figures.failures += 1
-                    figures.failed.add(event.partition)
+                    values["failures"] += 1
+                    failed.add(event.partition)
                 case Publish():
-                    figures.last_publish = clock.now().timestamp()
+                    values["last_publish_timestamp_seconds"] = now
+            values["failed_partitions"] = len(failed)
             if isinstance(event, UnitWork) or (isinstance(event, Merge) and not event.units):
-                figures.bytes_read += event.bytes_read
-                figures.bytes_written += event.bytes_written
-                figures.seconds += event.seconds
+                values["read_bytes"] += event.bytes_read
+                values["written_bytes"] += event.bytes_written
+                values["merge_seconds"] += event.seconds
             if isinstance(event, Work):
                 figures.requests.update(event.requests)
 
     def collect(self) -> Iterator[Family]:
-        for kind, name, help_, value in _FAMILIES:
+        for name, (kind, help_) in _FAMILIES.items():
             family = kind(f"lakeupsert_{name}", help_, labels=["table"])
             for table, figures in self._tables.items():
-                family.add_metric([table], value(figures))
+                family.add_metric([table], figures.values[name])
             yield family
         requests = CounterMetricFamily(
             "lakeupsert_requests", "Requests to the stores of tables, by kind.", labels=["table", "kind"]

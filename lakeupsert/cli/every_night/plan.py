@@ -5,10 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import PartitionChoice, limit_options, partition_options
 from lakeupsert.cli.program import main
 from lakeupsert.cli.tables import for_each_table
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 @main.command()
 @partition_options
 @limit_options
-@common
-@click.pass_obj
 def plan(
     call: Call, chosen: PartitionChoice, prices: Path | None, max_bytes: int | None, max_cost: float | None
 ) -> Answer:
@@ -87,17 +83,12 @@ def unknown_time_warning(plan: "Plan | None", max_cost: float | None) -> tuple[s
 def _result(plan: "Plan") -> dict[str, object]:
     names = ("partition", "rows", "dirty", "strategy", "bytes_read", "bytes_written")
     return {
-        "files": plan.files,
-        "landing_bytes": plan.landing_bytes,
-        "rows": plan.rows,
-        "estimated": plan.estimated,
-        "partitions": [{name: getattr(p, name) for name in names} for p in plan.partitions],
+        **output.fields(plan, "files", "landing_bytes", "rows", "estimated"),
+        "partitions": [output.fields(p, *names) for p in plan.partitions],
         "dirty": plan.dirty,
         "append": {"bytes_read": plan.append_read, "bytes_written": plan.append_written},
         "dedupe": {"bytes_read": plan.dedupe_read, "bytes_written": plan.dedupe_written},
-        "bytes": plan.bytes,
-        "requests": plan.requests,
-        "landing_requests": plan.landing_requests,
+        **output.fields(plan, "bytes", "requests", "landing_requests"),
         "seconds": None if plan.seconds is None else round(plan.seconds, 3),
         "cost": {**dataclasses.asdict(plan.cost), "total": plan.cost.total},
         "nights": plan.nights,

@@ -5,7 +5,7 @@ from typing import get_args
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import log_option
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
@@ -20,8 +20,6 @@ from lakeupsert.config import PublisherName
 @click.option("--reset", is_flag=True, help="Delete what the publisher has written, and start over.")
 @click.option("--untag", metavar="NAME", help="Remove this tag.")
 @log_option
-@common
-@click.pass_obj
 def publish(call: Call, tag: str | None, to: PublisherName | None, reset: bool, untag: str | None) -> Answer:
     """Show readers the newest batch merged in every partition.
 

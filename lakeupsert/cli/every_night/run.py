@@ -8,7 +8,7 @@ import click
 from lakeupsert import clock
 from lakeupsert.cli import output
 from lakeupsert.cli.every_night.plan import plan_answer, unknown_time_warning
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import (
     batch_id_option,
     check_full,
@@ -61,8 +61,6 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Show what it would do, like `lakeupsert plan`. Writes nothing.")
 @limit_options
 @log_option
-@common
-@click.pass_obj
 def run(call: Call, parallel: int | None, dry_run: bool, **options: "Unpack[RunFlags]") -> Answer:
     """Run a night: append new landing files, merge, publish.
 

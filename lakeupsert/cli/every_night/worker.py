@@ -7,7 +7,7 @@ import click
 
 from lakeupsert import clock
 from lakeupsert.cli.every_night.dedupe import merge_answer
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import engine_option, log_option, prepare_spark, workers_option
 from lakeupsert.cli.program import main
 from lakeupsert.cli.tables import for_each_table
@@ -59,8 +59,6 @@ if TYPE_CHECKING:
 )
 @engine_option
 @log_option
-@common
-@click.pass_obj
 def worker(
     call: Call,
     max_seconds: float | None,

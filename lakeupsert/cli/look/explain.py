@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import key_values
 from lakeupsert.cli.program import main
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 @main.command()
 @click.argument("key", nargs=-1, required=True, metavar="COLUMN=VALUE...")
 @click.option("--partition", metavar="V", help="Search only this partition, by its value (2020-01-01) or its folder.")
-@common
-@click.pass_obj
 def explain(call: Call, key: tuple[str, ...], partition: str | None) -> Answer:
     """Show all stored versions of a key and why the current one wins.
 

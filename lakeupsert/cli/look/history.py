@@ -1,15 +1,11 @@
 """`lakeupsert history`: list the snapshots."""
 
-import click
-
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.program import main
 
 
 @main.command()
-@common
-@click.pass_obj
 def history(call: Call) -> Answer:
     """List the snapshots, newest first.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.program import main
 from lakeupsert.cli.rows import (
     MOST_ROWS,
@@ -43,8 +43,6 @@ RAW = 100
     help="How many rows to show.",
 )
 @output_options
-@common
-@click.pass_obj
 def quarantine(
     call: Call, files: tuple[str, ...], reason: Reason | None, head: int, target: str | None, overwrite: bool
 ) -> Answer:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import PartitionChoice, log_option, partition_options, prepare_spark, read_host_option
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from lakeupsert.operations.reconcile import Proof, ReconcileResult
 
 
+_FIGURES = {
+    "appended": "rows_appended",
+    "live": "rows_live",
+    "tombstones": "tombstones",
+    "superseded": "rows_superseded",
+    "withdrawn": "withdrawn",
+}
+_RARE = {"forgotten": "tombstones_dropped", "refused": "refused"}
+"""The figures of a proof by their labels for people; the rare ones only if there are such rows."""
+
+
 @main.command()
 @click.option(
     "--deep", is_flag=True, help="Also recompute the rows from the landing files with DuckDB, and compare all columns."
@@ -24,8 +35,6 @@ if TYPE_CHECKING:
 @partition_options
 @read_host_option
 @log_option
-@common
-@click.pass_obj
 def reconcile(call: Call, deep: bool, chosen: PartitionChoice, host: "HostName") -> Answer:
     """Prove that no row was lost, doubled or changed.
 
@@ -61,18 +70,7 @@ def reconcile(call: Call, deep: bool, chosen: PartitionChoice, host: "HostName")
                 "resent": found.resent,
                 "published": found.published,
                 "proof": [
-                    {
-                        "partition": p.partition,
-                        "rows_appended": p.rows_appended,
-                        "rows_live": p.rows_live,
-                        "tombstones": p.tombstones,
-                        "rows_superseded": p.rows_superseded,
-                        "tombstones_dropped": p.tombstones_dropped,
-                        "refused": p.refused,
-                        "withdrawn": p.withdrawn,
-                        "balanced": p.balanced,
-                    }
-                    for p in found.proof
+                    output.fields(p, "partition", *_FIGURES.values(), *_RARE.values(), "balanced") for p in found.proof
                 ],
                 "deep": _deep_result(found),
             },
@@ -124,16 +122,9 @@ def _facts(found: "ReconcileResult") -> list[output.Fact]:
         ("resent", output.count(found.resent, "message") if found.resent else "nothing"),
         ("published", f"snapshot {found.published}" if found.published is not None else "nothing new"),
     ]
-    for label, name in (
-        ("appended", "rows_appended"),
-        ("live", "rows_live"),
-        ("tombstones", "tombstones"),
-        ("superseded", "rows_superseded"),
-        ("withdrawn", "withdrawn"),
-    ):
-        facts.append((label, f"{sum(getattr(p, name) for p in found.proof):,}"))
-    for label, name in (("forgotten", "tombstones_dropped"), ("refused", "refused")):  # most tables have none
-        if total := sum(getattr(p, name) for p in found.proof):
+    for label, name in (_FIGURES | _RARE).items():
+        total = sum(getattr(p, name) for p in found.proof)
+        if total or label in _FIGURES:
             facts.append((label, f"{total:,}"))
     wrong: list[Proof] = found.unbalanced
     facts.append(("balanced", f"{len(found.proof) - len(wrong):,} of {output.count(len(found.proof), 'partition')}"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from lakeupsert import clock
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.program import main
 from lakeupsert.config import refuse_in_zones
 from lakeupsert.errors import ConfigurationError
@@ -28,8 +28,6 @@ from lakeupsert.report.numbers import size
     metavar="N",
     help="Number of batches to show.",
 )
-@common
-@click.pass_obj
 def report(call: Call, output: str | None, nights: int) -> Answer:
     """Write one HTML page about the table and its last batches.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.look.watch import watch
 from lakeupsert.cli.problems import failed_partitions_error, lagging_error, publisher_warnings, skipped_files_warning
 from lakeupsert.cli.program import main
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 @main.command()
 @click.option("--watch", "watching", is_flag=True, help="Refresh every second until Ctrl-C. Needs a terminal.")
-@common
-@click.pass_obj
 def status(call: Call, watching: bool) -> Answer:
     """Show what readers see and what is still to do.
 

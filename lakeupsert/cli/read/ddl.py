@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ ENGINES = ("athena", "bigquery", "databricks", "duckdb", "snowflake", "spark", "
 
 @main.command()
 @click.option("--for", "engine", type=click.Choice(ENGINES), required=True, help="The engine.")
-@common
-@click.pass_obj
 def ddl(call: Call, engine: "Engine") -> Answer:
     """Print the statements that make the table known to an engine.
 

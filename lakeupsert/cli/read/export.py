@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import prepare_spark, read_host_option, snapshot_option, where_option
 from lakeupsert.cli.program import main
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 @click.option("--versions", is_flag=True, help="Add the batch that each row came with, and when it was received.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing file or folder.")
 @read_host_option
-@common
-@click.pass_obj
 def export(call: Call, target: str, snapshot: str, **options: "Unpack[ExportFlags]") -> Answer:
     """Write the rows of a snapshot to a file or folder.
 

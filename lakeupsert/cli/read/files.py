@@ -3,10 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import click
-
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import snapshot_option, where_option
 from lakeupsert.cli.program import main
 from lakeupsert.errors import RefusedError
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
 @main.command()
 @snapshot_option
 @where_option
-@common
-@click.pass_obj
 def files(call: Call, snapshot: str, where: str | None) -> Answer:
     """List the files that a reader of a snapshot opens.
 
@@ -39,7 +35,7 @@ def files(call: Call, snapshot: str, where: str | None) -> Answer:
         view = table.view(snapshot)
         names = ("partition", "path", "rows", "superseded", "bytes")
         listed = list(view.files(where))
-        found = [{name: getattr(file, name) for name in names} for file in listed]
+        found = [output.fields(file, *names) for file in listed]
         result = {"snapshot": view.number, "files": found}
         superseded = sum(bool(file["superseded"]) for file in found)
         if superseded:

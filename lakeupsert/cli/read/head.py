@@ -4,7 +4,7 @@ import csv
 
 import click
 
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import snapshot_option, where_option
 from lakeupsert.cli.program import main
 from lakeupsert.cli.rows import MOST_ROWS, rows_result, rows_text
@@ -15,8 +15,6 @@ from lakeupsert.cli.rows import MOST_ROWS, rows_result, rows_text
 @where_option
 @click.option("--columns", metavar="A,B", help="Only these columns, in this order.")
 @snapshot_option
-@common
-@click.pass_obj
 def head(call: Call, rows: int, where: str | None, columns: str | None, snapshot: str) -> Answer:
     """Show the first N rows (10), by partition and key.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import snapshot_option
 from lakeupsert.cli.program import main
 from lakeupsert.cli.rows import MOST_ROWS, output_options, rows_result, rows_text, write_rows
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 @click.argument("sql")
 @output_options
 @snapshot_option
-@common
-@click.pass_obj
 def query(call: Call, sql: str, target: str | None, overwrite: bool, snapshot: str) -> Answer:
     """Run one SELECT in DuckDB's SQL. The table has its own name there.
 

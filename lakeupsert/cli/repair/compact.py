@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import log_option, merge_host_option, prepare_spark, processes_if_local, processes_option
 from lakeupsert.cli.program import main
 from lakeupsert.cli.repair.reprocess import rewrite_answer
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 @merge_host_option
 @processes_option
 @log_option
-@common
-@click.pass_obj
 def compact(call: Call, full: bool, host: "HostName", workers: int | None) -> Answer:
     """Rewrite partitions that have become slow to read.
 

@@ -1,17 +1,13 @@
 """`lakeupsert redrive`: list dead letters with their reasons, and return them to the queue."""
 
-import click
-
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import PartitionChoice, partitions_option
 from lakeupsert.cli.program import main
 
 
 @main.command()
 @partitions_option("Only this partition, by its value (2020-01-01) or its folder. Repeatable.")
-@common
-@click.pass_obj
 def redrive(call: Call, partitions: tuple[str, ...]) -> Answer:
     """Return dead letters to the queue after you fixed the cause.
 
@@ -42,7 +38,7 @@ def redrive(call: Call, partitions: tuple[str, ...]) -> Answer:
                 f"{output.count(found.left, 'dead letter')} left in the queue: unreadable, or of no batch of this table",
             )
         return Answer(
-            {"redriven": found.redriven, "dropped": found.dropped, "left": found.left},
+            output.fields(found, "redriven", "dropped", "left"),
             output.block(f"Table {table.name}", facts),
             warnings,
         )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import (
     PartitionChoice,
     log_option,
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 @processes_option
 @click.option("--dry-run", is_flag=True, help="Show what would be read and written. Writes nothing.")
 @log_option
-@common
-@click.pass_obj
 def reprocess(
     call: Call, chosen: PartitionChoice, source: "Source", host: "HostChoice", workers: int | None, dry_run: bool
 ) -> Answer:
@@ -77,14 +75,11 @@ def rewrite_answer(call: Call, table: "Table", rewrite: "ReprocessResult") -> An
     result = {
         "source": plan.source,
         "partitions": list(plan.heads),
-        "batches": list(plan.batches),
-        "files": plan.files,
-        "bytes": plan.bytes,
+        **output.fields(plan, "batches", "files", "bytes"),
         "host": output.host_result(plan.host),
         "dedupe": output.dedupe_result(rewrite.dedupe),
         "publish": output.publish_result(published) if published else None,
-        "left": list(rewrite.left),
-        "unseen": list(rewrite.unseen),
+        **output.fields(rewrite, "left", "unseen"),
     }
     if not plan.heads:
         return Answer(result, output.block(f"Table {table.name}", [("", "nothing to do: no partition matches")]))

@@ -4,7 +4,7 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.every_night.dedupe import merge_answer
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import workers_option
 from lakeupsert.cli.program import main
 
@@ -13,8 +13,6 @@ from lakeupsert.cli.program import main
 @click.argument("to", metavar="ID|TIME|TAG")
 @click.option("--yes", is_flag=True, help="Do it. Without --yes, only show what would change.")
 @workers_option
-@common
-@click.pass_obj
 def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
     """Restore the table to an earlier snapshot.
 
@@ -29,14 +27,10 @@ def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
     with call.open_table() as table:
         plan = table.restore(to, dry=not yes)
         result = {
-            "snapshot": plan.snapshot,
-            "batch": plan.batch,
+            **output.fields(plan, "snapshot", "batch"),
             "withdrawn": [{"batch": n, "rows": rows} for n, rows in plan.withdrawn.items()],
             "brought_back": [{"batch": n, "rows": rows} for n, rows in plan.brought_back.items()],
-            "partitions": list(plan.partitions),
-            "rewritten": list(plan.rewritten),
-            "unfit": plan.unfit,
-            "entry": plan.entry,
+            **output.fields(plan, "partitions", "rewritten", "unfit", "entry"),
         }
         facts = [("restores", f"snapshot {plan.snapshot} (batch {plan.batch})")]
         if plan.partitions:

@@ -3,14 +3,12 @@
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.program import main
 
 
 @main.command()
 @click.option("--yes", is_flag=True, help="Do it. Without --yes, only show what would be deleted.")
-@common
-@click.pass_obj
 def vacuum(call: Call, yes: bool) -> Answer:
     """Expire old snapshots and delete files that nothing needs.
 
@@ -38,11 +36,9 @@ def vacuum(call: Call, yes: bool) -> Answer:
         elif not yes:
             facts.append(("", "nothing was changed; `lakeupsert vacuum --yes` does it"))
         result = {
-            "dry": found.dry,
-            "expired": list(found.expired),
+            **output.fields(found, "dry", "expired", "bytes"),
             "objects": len(found.garbage),
-            "bytes": found.bytes,
-            "garbage": [{"name": g.name, "bytes": g.bytes, "why": g.why} for g in found.garbage],
+            "garbage": [output.fields(g, "name", "bytes", "why") for g in found.garbage],
         }
         call.changed = call.changed or (yes and bool(found.garbage))
         return Answer(result, output.block(f"Table {table.name}", facts))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import prepare_spark, read_host_option
 from lakeupsert.cli.program import main
 from lakeupsert.config import canonical_address
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 @main.command()
 @click.argument("path", required=False)
 @read_host_option
-@common
-@click.pass_obj
 def adopt(call: Call, path: str | None, host: "HostName") -> Answer:
     """Make a table of an existing Hive-partitioned Parquet folder.
 
@@ -62,14 +60,7 @@ def adopt(call: Call, path: str | None, host: "HostName") -> Answer:
                 f"not part of the table: {output.count(len(found.left), 'object')}, for example {found.left[0]}",
             )
         return Answer(
-            {
-                "files": found.files,
-                "partitions": found.partitions,
-                "rows": found.rows,
-                "bytes": found.bytes,
-                "snapshot": found.snapshot,
-                "left": list(found.left),
-            },
+            output.fields(found, "files", "partitions", "rows", "bytes", "snapshot", "left"),
             output.block(f"Table {table.name}", facts),
             warnings,
         )

@@ -5,7 +5,7 @@ import json
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.program import main
 from lakeupsert.cli.set_up.example import EXAMPLE
 
@@ -13,8 +13,6 @@ from lakeupsert.cli.set_up.example import EXAMPLE
 @main.command()
 @click.option("--example", is_flag=True, help="Print a commented example configuration instead.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of the configuration file instead, for editors.")
-@common
-@click.pass_obj
 def config(call: Call, example: bool, schema: bool) -> Answer:
     """Print the effective settings and where each comes from.
 

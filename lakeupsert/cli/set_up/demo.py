@@ -5,14 +5,13 @@ from contextlib import redirect_stdout
 
 import click
 
-from lakeupsert.cli.frame import Answer, Call, json_option
+from lakeupsert.cli.frame import JSON, Answer, Call
 from lakeupsert.cli.program import main
 from lakeupsert.errors import RefusedError
 
 
-@main.command(context_settings={"ignore_unknown_options": True})
+@main.command(cls=click.Command, params=[JSON], context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
-@json_option
 @click.pass_obj
 def demo(call: Call, arguments: tuple[str, ...]) -> Answer:
     """Load real purchases night by night, and check every row.

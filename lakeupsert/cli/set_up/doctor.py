@@ -3,10 +3,8 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-import click
-
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.program import main
 from lakeupsert.errors import ConfigurationError
 
@@ -17,8 +15,6 @@ LEVELS = ("ok", "warning", "problem")
 
 
 @main.command()
-@common
-@click.pass_obj
 def doctor(call: Call) -> Answer:
     """Check a table and its machine before a night does.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.output import block, columns, toml_value
 from lakeupsert.cli.program import main
 from lakeupsert.cli.set_up.settings_file import comments, plain, relative_path
@@ -32,8 +32,6 @@ SHOWN = 40
     "--from-hive", "hive", metavar="FILE", help="Take the settings from Hive's CREATE TABLE statements in FILE."
 )
 @click.option("--dry-run", is_flag=True, help="Print the file instead of writing it.")
-@common
-@click.pass_obj
 def init(call: Call, path: str | None, chombo: str | None, hive: str | None, dry_run: bool) -> Answer:
     """Write a configuration for the files below PATH.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.problems import merge_error
 from lakeupsert.cli.program import main
 from lakeupsert.cli.rows import cell_text, cut_text, more_text, table_lines
@@ -28,7 +28,6 @@ _yes = click.option("--yes", is_flag=True, help="Do it. Without --yes, only show
 
 
 @main.group(invoke_without_command=True)
-@common
 @click.pass_context
 def schema(context: click.Context) -> Answer | None:
     """List the columns of a table, or rename, drop or retype one.
@@ -54,8 +53,6 @@ def schema(context: click.Context) -> Answer | None:
     "--alias", is_flag=True, help="Add an alias to the configuration, so that landing files may keep the old name."
 )
 @_yes
-@common
-@click.pass_obj
 def rename(call: Call, old: str, new: str, alias: bool, yes: bool) -> Answer:
     """Rename a column in every row of the table. No file is rewritten.
 
@@ -96,8 +93,6 @@ def rename(call: Call, old: str, new: str, alias: bool, yes: bool) -> Answer:
 @schema.command()
 @click.argument("name")
 @_yes
-@common
-@click.pass_obj
 def drop(call: Call, name: str, yes: bool) -> Answer:
     """Drop a column. No file is rewritten: older snapshots still show it, and its values stay in old files.
 
@@ -119,8 +114,6 @@ def drop(call: Call, name: str, yes: bool) -> Answer:
     help="If a value does not convert, set it to null and keep a copy of the row in quarantine.",
 )
 @click.option("--yes", is_flag=True, help="Do it. Without --yes, only show which values convert.")
-@common
-@click.pass_obj
 def retype(call: Call, column: str, type: str, quarantine_unfit: bool, yes: bool) -> Answer:
     """Give a column another type. No file is rewritten.
 
@@ -217,7 +210,7 @@ def _conversion_lines(change: "SchemaChange") -> Iterator[str]:
 
 
 def _result(columns: "list[Column]") -> list[dict[str, object]]:
-    return [{"id": c.id, "name": c.name, "type": c.type, "role": c.role} for c in columns]
+    return [asdict(column) for column in columns]
 
 
 def _text(heading: str, columns: "list[Column]") -> str:

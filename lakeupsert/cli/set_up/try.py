@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.problems import append_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.cli.rows import rows_result, rows_text
@@ -33,8 +33,6 @@ LARGEST = 1_000_000_000
 
 @main.command("try")
 @click.argument("path")
-@common
-@click.pass_obj
 def try_folder(call: Call, path: str) -> Answer:
     """Show what a table of the files below PATH would look like.
 
