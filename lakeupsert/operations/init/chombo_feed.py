@@ -13,9 +13,7 @@ import pyarrow as pa
 
 from lakeupsert.config import Reading
 from lakeupsert.errors import RefusedError
-from lakeupsert.landing.files import read_beginning
-from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
-from lakeupsert.operations.init.sample import choose_files
+from lakeupsert.operations.init.sample import choose_files, read_beginnings
 from lakeupsert.phrases import count
 from lakeupsert.storage import ObjectInfo, ObjectReader
 
@@ -46,17 +44,8 @@ def look_at_feed(
     store: ObjectReader, files: Sequence[ObjectInfo], reading: Reading, *, has_order_in_name: bool
 ) -> Feed:
     """Raises RefusedError if no record of the sample can be read."""
-    shapes: dict[str, pa.Schema] = {}
-    warnings: list[str] = []
-    for file in choose_files(files):
-        given = LandingInput(file.name, file.size, file.etag, place=0)
-        try:
-            schema = read_beginning(store, given, _ROWS, _BYTES, reading).rows.schema
-        except UnreadableFileError as e:
-            warnings.append(f"{file.name!r} can't be read: {e.reason.rstrip('.')}")
-            continue
-        if schema.names:
-            shapes[file.name] = schema
+    beginnings, warnings = read_beginnings(store, choose_files(files), _ROWS, _BYTES, reading)
+    shapes = {name: first.rows.schema for name, first in beginnings if first.rows.schema.names}
     if not shapes:
         raise RefusedError(
             "no-readable-file",

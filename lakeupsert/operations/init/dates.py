@@ -1,7 +1,7 @@
 """Choose the formats of a column of dates from its different values. What the values do not settle is left to a person."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from itertools import combinations
@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.landing.formats.dates import DateFormat
-from lakeupsert.operations.init.words import count
+from lakeupsert.operations.init.words import Choice
+from lakeupsert.phrases import count
 from lakeupsert.rows.arrays import Column, Indices, Mask
 from lakeupsert.rows.convert import as_mask, convert
 
@@ -36,15 +37,6 @@ _TIMES = (
 _FORMATS = tuple(DateFormat(day + time) for time in _TIMES for day in _DAYS)
 _ISO = frozenset("%Y-%m-%d" + time for time in _TIMES if "%p" not in time)
 """What is read without `dates`."""
-
-
-@dataclass(frozen=True)
-class FormatChoice:
-    """The formats of a column, the commonest first, and why."""
-
-    value: list[str]
-    evidence: list[str]
-    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +66,7 @@ def _read(format_: DateFormat, words: Column) -> _Fit:
     return _Fit(format_, convert(format_.to_iso(words), pa.timestamp("us"))[0])
 
 
-def choose_formats(name: str, values: Column) -> FormatChoice | None:
+def choose_formats(name: str, values: Column) -> Choice | None:
     """The formats of a column of text; None if it has no dates, or only such as need no format.
 
     Of two formats that read a value differently, one is chosen if a value decides (25/03/2024 has one meaning), or with a warning
@@ -84,27 +76,33 @@ def choose_formats(name: str, values: Column) -> FormatChoice | None:
     counted = pc.value_counts(values)
     words, rows = counted.field("values"), counted.field("counts").to_numpy()
     words, fit = _without_slips(words, rows)
-    choice = FormatChoice([], [])
+    evidence: list[str] = []
+    warnings: list[str] = []
+    unclear: list[_Fit] = []
     for one, other in combinations(fit, 2):
         both = one.mask & other.mask & as_mask(pc.not_equal(one.moments, other.moments))
         if both.any() and one in fit and other in fit:
-            loser = _loser(name, one, other, words, [f for f in fit if f not in (one, other)], choice)
-            if loser is not None:
-                fit.remove(loser)
-    kept = _fewest(fit, both_of=choice.value)
-    if not kept or {one.format.text for one in kept} <= _ISO:
+            found = _decide(name, one, other, words, [f for f in fit if f not in (one, other)])
+            evidence += found.evidence
+            warnings += found.warnings
+            if found.value is None:
+                unclear += [one, other]
+            else:
+                fit.remove(other if found.value is one else one)
+    kept = _fewest(fit, unclear)
+    formats = [one.format.text for one in kept]
+    if _ISO.issuperset(formats):
         return None
-    choice.value[:] = [one.format.text for one in kept]
     shares = ", ".join(f"{one.format.text} {int(one.mask.sum()):,}" for one in kept)
     slips = np.logical_not(as_mask(pc.is_in(counted.field("values"), words.filter(pa.array(_read_by(kept))))))
     if slips.any():
         example = counted.field("values")[int(np.flatnonzero(slips)[0])].as_py()
-        choice.warnings.append(
-            f"{name}: {rows[slips].sum():,} of {rows.sum():,} values are not written as {' or '.join(choice.value)}, for example "
+        warnings.append(
+            f"{name}: {rows[slips].sum():,} of {rows.sum():,} values are not written as {' or '.join(formats)}, for example "
             f"{example!r}: such rows go to quarantine. If it is a date, add its format to `dates`"
         )
-    choice.evidence.insert(0, f"{name}, by its {count(len(words), 'different value')}: {shares}")
-    return choice
+    by_values = f"{name}, by its {count(len(words), 'different value')}: {shares}"
+    return Choice(formats, (by_values, *evidence), tuple(warnings))
 
 
 def _without_slips(words: Column, rows: Indices) -> tuple[Column, list[_Fit]]:
@@ -125,33 +123,26 @@ def _read_by(fit: Sequence[_Fit]) -> Mask:
     return mask
 
 
-def _loser(
-    name: str, one: _Fit, other: _Fit, words: Column, others: Sequence[_Fit], choice: FormatChoice
-) -> _Fit | None:
-    """Which of two formats that read values differently does not hold; None if that is not known. Tells why in ``choice``."""
+def _decide(name: str, one: _Fit, other: _Fit, words: Column, others: Sequence[_Fit]) -> Choice:
+    """Which of two formats that read values differently holds, if that is known."""
     both = one.mask & other.mask & as_mask(pc.not_equal(one.moments, other.moments))
     example = words[int(np.flatnonzero(both)[0])].as_py()
     for right, wrong in ((one, other), (other, one)):
         alone = np.flatnonzero(right.mask & ~wrong.mask)
         if len(alone) and not (wrong.mask & ~right.mask).any():
             decisive = words[int(alone[0])].as_py()
-            choice.evidence.append(f"{decisive!r} is a date by {right.format.text}, not by {wrong.format.text}")
-            return wrong
+            return Choice(right, (f"{decisive!r} is a date by {right.format.text}, not by {wrong.format.text}",))
     meant = f"{name}: {example!r} may be {one.format.text} or {other.format.text}"
     if not (one.mask & ~other.mask).any():
-        near = [_is_near(fit.moments.filter(pa.array(both)), others) for fit in (one, other)]
-        if near[0] != near[1]:
-            right, wrong = (one, other) if near[0] else (other, one)
-            why = f"{meant}; by {right.format.text} it is near the other dates of the column"
-            choice.evidence.append(why)
-            choice.warnings.append(f"{why}: check it")
-            return wrong
-    choice.value.extend((one.format.text, other.format.text))
-    choice.warnings.append(
+        near = [fit for fit in (one, other) if _is_near(fit.moments.filter(pa.array(both)), others)]
+        if len(near) == 1:
+            why = f"{meant}; by {near[0].format.text} it is near the other dates of the column"
+            return Choice(near[0], (why,), (f"{why}: check it",))
+    warning = (
         f"{meant}, and the sample does not show which: such values are refused (ambiguous_date). Leave only the correct format "
         "in `dates`"
     )
-    return None
+    return Choice(None, (), (warning,))
 
 
 def _is_near(moments: pa.Array, others: Sequence[_Fit]) -> bool:
@@ -166,9 +157,9 @@ def _is_near(moments: pa.Array, others: Sequence[_Fit]) -> bool:
     return bool(own["min"].as_py() >= ends["min"].as_py() - _NEAR and own["max"].as_py() <= ends["max"].as_py() + _NEAR)
 
 
-def _fewest(fit: Sequence[_Fit], both_of: Sequence[str]) -> list[_Fit]:
-    """The formats of ``both_of``, and the fewest others that read all values that any format reads."""
-    kept = [one for one in fit if one.format.text in both_of]
+def _fewest(fit: Sequence[_Fit], unclear: Sequence[_Fit]) -> list[_Fit]:
+    """The unclear formats, and the fewest others that read all values that any format reads."""
+    kept = [one for one in fit if one in unclear]
     open_ = _read_by(fit) if fit else np.zeros(0, bool)
     for one in kept:
         open_ = open_ & ~one.mask

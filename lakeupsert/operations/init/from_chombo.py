@@ -19,10 +19,11 @@ import javaproperties
 import pyarrow as pa
 
 from lakeupsert.config import Reading
+from lakeupsert.decoding import convert
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.operations.init.chombo_feed import SEQUENCE, Feed, look_at_feed
 from lakeupsert.operations.init.propose import landing_files, processed_zone, table_name_of
-from lakeupsert.operations.init.translation import Leftover, Setting, SourceFile, Translation, Value
+from lakeupsert.operations.init.translation import Leftover, Setting, SourceFile, Translation
 
 OPTION = "--from-chombo"
 KEY, ORDER, NUMERIC = "id.field.ordinals", "temporal.ordering.field.ordinal", "temporal.ordering.field.numeric"
@@ -65,8 +66,9 @@ def translate_properties(path: str, landing: str | None, table: str | None) -> T
     order = properties.order(taken=key.ordinals)
     delete = properties.delete(taken=[*key.ordinals, *order.ordinals])
     reading = properties.reading()
+    as_read = convert({setting.name.removeprefix("read."): setting.value for setting in reading}, Reading)
     history = properties.flag(VERSIONS)
-    feed = look_at_feed(store, landing_files(store, root)[0], reading.value, has_order_in_name=not order.ordinals)
+    feed = look_at_feed(store, landing_files(store, root)[0], as_read, has_order_in_name=not order.ordinals)
     for part in (key, order, delete):
         _check_feed(source, feed, part)
     settings = [
@@ -76,7 +78,7 @@ def translate_properties(path: str, landing: str | None, table: str | None) -> T
         *key.settings,
         *order.settings,
         *([Setting("history", history.is_true, history.origin)] if history else []),
-        *reading.settings,
+        *reading,
         Setting("read.columns", tuple(map(_column, range(feed.width))), feed.origin),
         *(Setting(f"schema.{name}", type_, order.origin) for name, type_ in order.types.items()),
         *delete.settings,
@@ -144,12 +146,6 @@ class _Part:
     @property
     def origin(self) -> str:
         return "; ".join(p.origin for p in self.properties)
-
-
-@dataclass(frozen=True)
-class _ReadingPart:
-    value: Reading
-    settings: tuple[Setting, ...]
 
 
 def _parse(source: SourceFile) -> Iterator[_Property]:
@@ -307,23 +303,20 @@ class _Properties:
         self._idle[sync] = f"each run says so: `lakeupsert run{' --full table' if is_full else ''}`"
         return is_full
 
-    def reading(self) -> _ReadingPart:
+    def reading(self) -> tuple[Setting, ...]:
         """How the feed's lines become fields: chombo knows no quotes and no header."""
         found = self.by_option.get(DELIMITER)
         pattern = found.value if found else ","
         origin = found.origin if found else f"chombo's default of {DELIMITER}"
         sign = _sign(pattern)
-        if sign is not None:
-            reading = Reading(format="csv", delimiter=sign, quote="", header=False)
-            values: dict[str, Value] = {"delimiter": sign, "quote": "", "header": False}
-        else:
-            if found and (flaw := _flaw(pattern)):
-                raise self._bad(found, flaw)
-            reading, values = Reading(format="delimited", delimiter=pattern), {"delimiter": pattern}
-        origins = {"quote": "chombo knows no quotes", "header": "chombo knows no header"}
-        settings = [Setting("format", reading.format, "whatever ending the files' names have")]
-        settings += [Setting(f"read.{name}", value, origins.get(name, origin)) for name, value in values.items()]
-        return _ReadingPart(reading, tuple(settings))
+        if sign is None and found and (flaw := _flaw(pattern)):
+            raise self._bad(found, flaw)
+        kind = Setting("format", "csv" if sign else "delimited", "whatever ending the files' names have")
+        delimiter = Setting("read.delimiter", sign or pattern, origin)
+        if not sign:
+            return kind, delimiter
+        quote = Setting("read.quote", "", "chombo knows no quotes")
+        return kind, delimiter, quote, Setting("read.header", False, "chombo knows no header")
 
     def flag(self, option: str) -> _Property | None:
         """A property that is true or false; Hadoop takes its default for any other text, and says nothing."""

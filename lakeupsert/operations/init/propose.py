@@ -128,7 +128,7 @@ def propose(address: str, table: str | None = None) -> Proposal:
         of_files=len(files),
         bytes=sum(f.size for f in files),
         rows=rows.count,
-        warnings=(*warnings, *choices.warnings),
+        warnings=(*warnings, *(warning for choice in settings.values() for warning in choice.warnings)),
     )
     return proposal if proposal.open else _with_check(proposal, rows)
 

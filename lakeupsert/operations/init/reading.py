@@ -31,7 +31,8 @@ from lakeupsert.landing.formats.escapes import LETTERS
 from lakeupsert.landing.formats.inference import FROM_TEXT, THOUSANDS, fits, is_number, with_points
 from lakeupsert.operations.init.dates import MOST, choose_formats, formats_that_fit
 from lakeupsert.operations.init.sample import Sample, choose_files, read_sample
-from lakeupsert.operations.init.words import Choice, count, is_named, name_list, words_of
+from lakeupsert.operations.init.words import Choice, is_named, name_list, words_of
+from lakeupsert.phrases import count
 from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectReader

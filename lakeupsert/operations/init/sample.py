@@ -152,8 +152,16 @@ def _shorten(value: object) -> object:
 
 def read_sample(store: ObjectReader, files: Sequence[ObjectInfo], reading: Reading) -> tuple[Sample, list[str]]:
     """The first rows of ``files``, which `choose_files` chose, and why some of them can't be read."""
+    beginnings, failures = read_beginnings(store, files, ROWS // len(files), BYTES // len(files), reading)
+    more = len(failures) - 3
+    return Sample(beginnings), failures[:3] + ([f"{more} more files can't be read"] if more > 0 else [])
+
+
+def read_beginnings(
+    store: ObjectReader, files: Sequence[ObjectInfo], rows: int, size: int, reading: Reading
+) -> tuple[list[tuple[str, Beginning]], list[str]]:
+    """At most so many rows and bytes of each file, by its name, and why some files can't be read."""
     beginnings, failures = [], []
-    rows, size = ROWS // len(files), BYTES // len(files)
     for file in files:
         given = LandingInput(file.name, file.size, file.etag, place=0)
         try:
@@ -162,8 +170,7 @@ def read_sample(store: ObjectReader, files: Sequence[ObjectInfo], reading: Readi
             failures.append(f"{file.name!r} can't be read: {e.reason.rstrip('.')}")
         except NotFoundError:
             failures.append(f"{file.name!r} was deleted while the sample was read")
-    more = len(failures) - 3
-    return Sample(beginnings), failures[:3] + ([f"{more} more files can't be read"] if more > 0 else [])
+    return beginnings, failures
 
 
 def choose_files(files: Sequence[ObjectInfo]) -> list[ObjectInfo]:

@@ -9,14 +9,13 @@ Repeat    safe
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
-from itertools import combinations
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pyarrow.types import is_boolean, is_date, is_integer, is_nested, is_string, is_timestamp
 
 from lakeupsert.config import TableSettings, cores
@@ -24,9 +23,10 @@ from lakeupsert.landing.files import format_of
 from lakeupsert.landing.formats.inference import infer_type, without_nulls
 from lakeupsert.landing.formats.positions import EVENT_TIMES, LOG_POSITION
 from lakeupsert.operations.init.buckets import describe_rule, expression, propose_count
-from lakeupsert.operations.init.key import SERIES, KeySigns
+from lakeupsert.operations.init.key import Compared, KeySearch, KeySigns, repeats
 from lakeupsert.operations.init.sample import Sample
-from lakeupsert.operations.init.words import WORDS, Choice, count, is_named, name_list, percent, words_of
+from lakeupsert.operations.init.words import WORDS, Choice, is_named, left_open, name_list, percent, words_of
+from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.landing_dates import received_on
 from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import as_mask, convert
@@ -34,18 +34,8 @@ from lakeupsert.table.layout import HIVE_NULL
 from lakeupsert.table.spec import PartitionColumn
 from lakeupsert.table.types import is_key_type, named_type, type_name
 
-THIN = 100
-"""With fewer rows that can be compared with others of their partition, a unique key gets a warning."""
 FEW = 0.01
 """The share of rows that a setting may send to quarantine: the default `quarantine_limit`."""
-CANDIDATES = 10
-"""How many columns are tried in pairs as a key."""
-ENOUGH = 50_000
-"""Rows that show that columns are not a key. Only what is a key among these is tried on all rows."""
-TRIPLE_ROWS, ANCHORS, MOST_COLUMNS = 1000, 2, 20
-"""If no pair is a key, and so many rows can be compared (fewer are soon unique by chance), columns are tried by threes: one of
-them is among those that tell most rows apart."""
-
 _DELETED_AT = ("_sdc_deleted_at", "_ab_cdc_deleted_at")
 """Columns of Singer and of Airbyte, with a value in deletes only."""
 _DATES = ("%Y-%m-%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%Y%m%d", "%m-%d-%Y", "%d-%m-%Y")
@@ -89,7 +79,6 @@ class SettingChoices:
         self.size = size
         self.dated = dated
         self.folders = list(folders)
-        self.warnings: list[str] = []
         self.schema: dict[str, str] = {}
         self.inserts: Mask = np.full(rows.count, True)
         """The rows of which each key can have only one."""
@@ -104,30 +93,26 @@ class SettingChoices:
         self.partition: list[str] = [PartitionColumn.parse(text).column for text in partition_by.value or ()]
         orders = self._orders()
         partition_by, series = self._series(partition_by)
-        self.key = key = series or self._key(orders)
-        for name in self.sources:
-            if name not in (key.value or ()) and is_named(name, "newer") and not is_named(name, "event", "older"):
-                self.warnings.append(
-                    f"partition_by is the day of {name}: if an update changes {name}, the key gets a row in another day and "
-                    "keeps the old one: check it"
-                )
-        for name in set(self.sources) & set(key.value or ()) - set(self.schema):
+        key = series or self._key(orders)
+        columns = key.value or []
+        moving = [
+            f"partition_by is the day of {name}: if an update changes {name}, the key gets a row in another day and "
+            "keeps the old one: check it"
+            for name in self.sources
+            if name not in columns and is_named(name, "newer") and not is_named(name, "event", "older")
+        ]
+        self.key = key = replace(key, warnings=(*key.warnings, *moving))
+        for name in set(self.sources) & set(columns) - set(self.schema):
             self.schema[name] = type_name(self.values[name].type)  # else a key column of a text file is text
-        if not self.partition and partition_by.value is not None and key.value:
-            partition_by = self._hashed(partition_by, key.value)
+        if not self.partition and partition_by.value is not None and columns:
+            partition_by = self._hashed(partition_by, columns)
         return {
             "partition_by": partition_by,
             "key": key,
-            "order_by": self._order_of_events()
-            or self._order([name for name in orders if name not in (key.value or ())], key.value or []),
+            "order_by": self._order_of_events() or self._order([n for n in orders if n not in columns], columns),
             "landing_dates": self._landing_dates(),
             "delete": delete,
         }
-
-    def _leave_open(self, what: str, why: str, advice: str = "") -> Choice:
-        """A setting without a value, and a warning about it."""
-        self.warnings.append(f"{what}: {why}{advice}")
-        return Choice(None, (why,))
 
     # -- delete
 
@@ -163,7 +148,7 @@ class SettingChoices:
                 return Choice({"column": name, "values": deletes}, (f"{name} says what a row does: {shares}",))
             if deletes or is_sure:
                 why = "only the letters say so" if deletes else "none of them is a delete"
-                return self._leave_open("[delete] is left out", f"{name} may hold operations ({shares}), but {why}")
+                return left_open("[delete] is left out", f"{name} may hold operations ({shares}), but {why}")
         return Choice(None, ("no column looks like operations: rows delete nothing",))
 
     def _events_of_distinct_keys(self) -> Mask:
@@ -206,18 +191,17 @@ class SettingChoices:
             if not dates:
                 found = f"the format of the dates in {name_list(self.dated)} is not clear"
             advice = ". Name the column whose value a record never changes"
-            return self._leave_open("partition_by is left open", f"{found}; {hint}", advice)
+            return left_open("partition_by is left open", f"{found}; {hint}", advice)
         name = ranked[0]
         days, _ = convert(self.values[name], pa.date32())
         evidence = [
             f"{name}: {count(pc.count_distinct(days).as_py(), 'value')} {_span(days)} in the sample",
             *self._kept_as(name, "date"),
         ]
-        if ranked[1:]:
-            evidence.append(f"also dates: {name_list(ranked[1:])}")
-            if not is_named(name, "event"):
-                self.warnings.append(f"partition_by is {name}, but it could also be {name_list(ranked[1:])}: check it")
-        return Choice([name], tuple(evidence))
+        if not (others := name_list(ranked[1:])):
+            return Choice([name], tuple(evidence))
+        unsure = f"partition_by is {name}, but it could also be {others}: check it"
+        return Choice([name], (*evidence, f"also dates: {others}"), () if is_named(name, "event") else (unsure,))
 
     def _hashed(self, one_partition: Choice, key: Sequence[str]) -> Choice:
         """Partitions by hash of the key, if the files are too large for one partition."""
@@ -226,7 +210,7 @@ class SettingChoices:
         if number == 1:
             return one_partition
         why = f"{self.size / 1e6:,.0f} MB of files: {describe_rule(bucket_bytes, workers)}. The number can't be changed later"
-        return Choice([expression(number, key)], (*one_partition.evidence, why))
+        return replace(one_partition, value=[expression(number, key)], evidence=(*one_partition.evidence, why))
 
     def _moments(self) -> list[str]:
         """Columns of timestamps whose day may be a partition, the likeliest first."""
@@ -259,10 +243,10 @@ class SettingChoices:
 
     def _partition_of_folders(self, name: str) -> Choice:
         values = folder_values(self.names).unique()
-        if values.null_count:
-            self.warnings.append(f"{name} has a partition without a value ({HIVE_NULL}), which a table can't keep")
         found = f"{count(len(values), 'partition')} of {values.type} {_span(values)}"
-        return Choice([name], (f"{name} is the column of the folders: {found}",))
+        unfit = f"{name} has a partition without a value ({HIVE_NULL}), which a table can't keep"
+        why = f"{name} is the column of the folders: {found}"
+        return Choice([name], (why,), (unfit,) if values.null_count else ())
 
     def _unfit(self, name: str, type_: pa.DataType) -> float:
         """The share of rows without a value of this type: null, or impossible to convert."""
@@ -296,12 +280,17 @@ class SettingChoices:
         again = rows - len(np.unique(self.rows.group([name])[use]))
         if again >= rows / 2:
             why = f"each file has one row for each {name}, but the files have the same ones: no column says what a file is about"
-            return partition_by, self._leave_open("key is left open", why)
+            return partition_by, left_open("key is left open", why)
         why = f"{name}: each value is in one row of its file, {count(rows, 'row')} in {count(files, 'file')}: a series"
-        evidence = [why, *(f"{n} has one value here, which may name the series" for n in key[:-1]), *self._repeats(key)]
+        evidence = [
+            why,
+            *(f"{n} has one value here, which may name the series" for n in key[:-1]),
+            *repeats(self.rows, key, self.partition),
+        ]
         if not self.sources:
             self.sources, self.partition = (name,), []
-            partition_by = Choice([f"year({name})"], (*partition_by.evidence, "one row a day, so partitions are years"))
+            years = (*partition_by.evidence, "one row a day, so partitions are years")
+            partition_by = replace(partition_by, value=[f"year({name})"], evidence=years)
         return partition_by, Choice(key, tuple(evidence))
 
     # -- order
@@ -338,11 +327,12 @@ class SettingChoices:
         )
         if lsn is None or time is None:
             return None
-        self.warnings.append(
+        warning = (
             f"order_by is {time}, {lsn}: rows of an incremental snapshot, and changes during a first snapshot, may lose or win "
             "wrongly. Land whole events of Debezium, which are not flattened, and their order is exact"
         )
-        return Choice([time, lsn], (f"{time} is the time of the commit, {lsn} the place of the change within it",))
+        why = f"{time} is the time of the commit, {lsn} the place of the change within it"
+        return Choice([time, lsn], (why,), (warning,))
 
     def _order(self, candidates: list[str], key: list[str]) -> Choice:
         evidence: list[str] = []
@@ -360,9 +350,8 @@ class SettingChoices:
                 more = [f"others: {name_list(others)}"] if (others := candidates[i + 1 :]) else []
                 if is_string(self.values[name].type) and self.hive is None:
                     more += self._kept_as(name, "timestamp_ntz")
-                if is_named(name, "older"):
-                    self.warnings.append(f"order_by is {name}, which sounds like a column that never changes: check it")
-                return Choice([name], (what, *more, *evidence))
+                older = f"order_by is {name}, which sounds like a column that never changes: check it"
+                return Choice([name], (what, *more, *evidence), (older,) if is_named(name, "older") else ())
             evidence.append(what)
         taken = set(map(str.lower, self.values))
         stamp = next(n for n in ("record_timestamp", "received_at", "receipt_stamp") if n not in taken)
@@ -370,8 +359,7 @@ class SettingChoices:
             "no column says which row is newer: rows are stamped on receipt, so of two rows of one key the one that arrives "
             "later wins, and within a batch the one in the later file or later in the file"
         )
-        self.warnings.append(warning)
-        return Choice([stamp], (*evidence, warning))
+        return Choice([stamp], (*evidence, warning), (warning,))
 
     def _ties(self, key: list[str], name: str) -> tuple[int, float]:
         """How many rows repeat a key, and the share of them with the ordering value of another row of the key."""
@@ -387,143 +375,18 @@ class SettingChoices:
 
     def _key(self, orders: Mapping[str, bool]) -> Choice:
         """``orders``: the columns that may order versions, and whether their names say so."""
-        ordering = [name for name, is_sure in orders.items() if is_sure]
-        where = "within " + " and ".join(f"one {what}" for what in (*([] if self.hive else ["file"]), *self.partition))
-        scope = self.rows.group(self.partition, None if self.hive else self.rows.file)
-        every = use = self.rows.fresh & self.inserts & self.rows.present(self.partition)
-        use = use & (
-            np.bincount(scope[use], minlength=scope.max(initial=0) + 1)[scope] > 1
-        )  # a lone row is always unique
-        if not use.any() and every.sum() >= SERIES:  # what tells all rows of a file apart does so in each partition
-            scope, use, where = self.rows.group([], None if self.hive else self.rows.file), every, "within one file"
-        compared = int(use.sum())
         candidates = [
             n
             for n, v in self.values.items()
             if is_key_type(v.type)
             and not is_boolean(v.type)
             and n not in (*self.partition, self.operation)
-            and (n not in ordering or (n in self.sources and self.signs.is_clock(n)))
+            and (not orders.get(n) or (n in self.sources and self.signs.is_clock(n)))
             and self.rows.nulls(n) <= (FEW if is_named(n, "key") else 0)  # rows without a key can't be taken
         ]
-        if not compared or not candidates:
-            named = [n for n in candidates if is_named(n, "key")]
-            why = f"no two rows can be compared {where}" if candidates else "no column can be a key"
-            return self._leave_open(
-                "key is left open", why + (f"; by their names, {name_list(named)} may be in it" if named else "")
-            )
-
-        def doubt(names: tuple[str, ...]) -> tuple[int, ...]:
-            return self.signs.doubt(names, candidates)
-
-        shares = self._shares_of_distinct(candidates, use, scope)
-        unique = sorted(
-            (c for c, s in shares.items() if s == 1),
-            key=lambda c: (*doubt(c)[:-1], len(c) == 1 and not self.signs.ascends(*c), doubt(c)[-1]),
-        )
-        closest = sorted((c for c, s in shares.items() if s < 1), key=lambda c: (-shares[c], doubt(c)))
-        others = ", ".join(f"{' + '.join(c)} {percent(shares[c])}" for c in closest[:3])
-        rows = count(compared, "row")
-        if not unique or self.signs.unlike(unique[0]):  # pairs of others may be unique because each update changes them
-            updated = self._updated_key([c for c in shares if not self.signs.unlike(c)], list(orders), use, scope)
-            if updated is not None:
-                return updated
-        if not unique:
-            why = f"no combination of columns is unique {where} ({rows} compared); closest: {others}"
-            return self._leave_open("key is left open", why)
-        key = unique[0]
-        if self.signs.measures(key) == len(key):
-            why = (
-                f"only {' + '.join(key)} is unique {where} ({rows} compared): a measure or a time, which may come twice"
-            )
-            return self._leave_open("key is left open", f"{why}; not unique: {others}" if others else why)
-        if self.signs.unlike(key) and not (self.rows.whole and len(self.rows.paths) == len(self.names)):
-            found = ", ".join(" + ".join(c) for c in unique[:4])
-            why = f"{found}: unique {where} in the sample ({rows} compared), but not all rows were read, and no name says key"
-            return self._leave_open("key is left open", why)
-        evidence = [f"{' + '.join(key)}: unique {where}, {rows} compared", *self._repeats(key)]
-        if others:
-            evidence.append(f"not unique, with the share of distinct values: {others}")
-        if unique[1:]:
-            evidence.append(f"unique too: {', '.join(' + '.join(c) for c in unique[1:4])}")
-        if compared < THIN:
-            self.warnings.append(f"key {name_list(key)} has thin evidence: only {rows} could be compared")
-        if self.signs.unlike(key):
-            self.warnings.append(
-                f"key {name_list(key)} is unique in the sample, but is not named like a key: check it. `run` counts rows that "
-                "repeat a key as superseded"
-            )
-        return Choice(list(key), tuple(evidence))
-
-    def _shares_of_distinct(
-        self, candidates: Sequence[str], use: Mask, scope: NDArray[np.int64]
-    ) -> dict[tuple[str, ...], float]:
-        """The share of distinct values within each scope, of columns, and if none is a key also of pairs of columns."""
-
-        some = np.flatnonzero(use)[:ENOUGH]
-
-        def share_of(names: Sequence[str], rows: NDArray[np.int64]) -> float:
-            rows = rows[self.rows.present(names)[rows]]
-            ids = self.rows.group(names, scope, rows)  # counted from 0
-            return int(ids.max(initial=-1) + 1) / max(1, len(rows))
-
-        def share(names: Sequence[str]) -> float:
-            """Of all rows, unless some of them show already that it is not a key."""
-            found = share_of(names, some)
-            return found if found < 1 or len(some) == use.sum() else share_of(names, np.flatnonzero(use))
-
-        shares: dict[tuple[str, ...], float] = {(n,): share([n]) for n in candidates}
-        if not any(s == 1 and is_named(n, "key") for (n,), s in shares.items()):
-            parts = sorted(
-                (c for c, s in shares.items() if s < 1),
-                key=lambda c: (*self.signs.doubt(c, candidates)[:2], -shares[c]),
-            )
-            likeliest = sorted(parts[:CANDIDATES], key=lambda c: self.signs.doubt(c, candidates))
-            shares |= {(a, b): share([a, b]) for (a,), (b,) in combinations(likeliest, 2)}
-            found = any(s == 1 and self.signs.measures(c) < len(c) for c, s in shares.items())
-            if not found and use.sum() >= TRIPLE_ROWS:
-                anchors = set(sorted(candidates, key=lambda n: (self.signs.is_measure(n), -shares[n,]))[:ANCHORS])
-                wide = sorted(candidates, key=lambda n: self.signs.doubt((n,), candidates))[:MOST_COLUMNS]
-                triples = [names for names in combinations(wide, 3) if anchors & set(names)]
-                shares |= {names: share(names) for names in triples}
-        return shares
-
-    def _updated_key(
-        self, named: Sequence[tuple[str, ...]], orders: Sequence[str], use: Mask, scope: NDArray[np.int64]
-    ) -> Choice | None:
-        """A key of a feed that has updates of one row in one file: rows that repeat it there differ in an ordering column.
-
-        ``named``: combinations of columns that are named like keys. None if no such combination is a key, or if most rows would
-        be gone, as with the name of a sensor in its readings.
-        """
-        for names in sorted(named, key=lambda names: self.signs.doubt(names, list(self.values))):
-            rows = use & self.rows.present(names)
-            ids = self.rows.group(names, scope)
-            left = len(np.unique(ids[rows]))
-            again = int(rows.sum()) - left
-            order = next((o for o in orders if len(np.unique(self.rows.group([o], ids)[rows])) == left + again), None)
-            if order is None or not again or left < again:
-                continue
-            updates = f"{count(again, 'row')} of {rows.sum():,} repeat {' + '.join(names)} within one file"
-            why = f"{updates}, each with another {order}: updates of a row, of which the newest stays"
-            self.warnings.append(
-                f"key {name_list(names)}: {updates}, and a table keeps only the newest of them. If they are different things, "
-                "add a column in which they differ"
-            )
-            return Choice(list(names), (why, *self._repeats(names)))
-        return None
-
-    def _repeats(self, key: Sequence[str]) -> Iterator[str]:
-        """Keys that are there again in other files are updates; in another partition, they are other rows."""
-        use = self.rows.fresh & self.rows.present([*key, *self.partition])
-        alone, parted = self.rows.group(key)[use], self.rows.group([*key, *self.partition])[use]
-        pairs, firsts = np.unique(parted, return_index=True)
-        if len(parted) > len(pairs):
-            repeated = len(parted) - len(pairs)
-            yield f"{count(repeated, 'row')} {'repeats' if repeated == 1 else 'repeat'} a key: the newest row stays"
-        moved = int((np.unique(alone[firsts], return_counts=True)[1] > 1).sum())
-        if moved:
-            yield f"{count(moved, 'key')} {'is' if moved == 1 else 'are'} in more than one partition, with a row in each"
+        compared = Compared.of(self.rows, self.inserts, self.partition, is_table=self.hive is not None)
+        is_whole = self.rows.whole and len(self.rows.paths) == len(self.names)
+        return KeySearch(self.signs, candidates, compared, self.partition, list(orders), is_whole).choose()
 
     # -- landing_dates
 
@@ -551,12 +414,12 @@ class SettingChoices:
         if not whole:
             others = name_list([name for name in names if received_on(name, best) is None], 2)
             why = f"{best} fits {len(days)} of {count(len(names), 'file')}; the others would not be taken: {others}"
-            return self._leave_open("landing_dates is left out", why)
-        evidence = [f"{best} fits all {count(len(days), 'file')}, {min(days)} to {max(days)}"]
-        if whole[1:]:
-            evidence.append(f"{whole[1]} fits as well")
-            self.warnings.append(f"landing_dates may be {best} or {whole[1]}, which both fit every folder: check it")
-        return Choice(best, tuple(evidence))
+            return left_open("landing_dates is left out", why)
+        why = f"{best} fits all {count(len(days), 'file')}, {min(days)} to {max(days)}"
+        if not whole[1:]:
+            return Choice(best, (why,))
+        warning = f"landing_dates may be {best} or {whole[1]}, which both fit every folder: check it"
+        return Choice(best, (why, f"{whole[1]} fits as well"), (warning,))
 
 
 def _span(values: Column) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_KEYS = (
+_KEYS = [
     "id",
     "key",
     "uuid",
@@ -20,7 +20,7 @@ _KEYS = (
     "username",
     "symbol",
     "ticker",
-)
+]
 WORDS = {
     what: frozenset(words.split())
     for what, words in {
@@ -53,10 +53,16 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """The value proposed for a setting, None if it is left open or at its default, and why."""
+    """The value proposed for a setting, None if it is left open or at its default, why, and what a person must check."""
 
     value: Any  # by setting: a list of columns, a pattern, or a delete rule
     evidence: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def left_open(what: str, why: str, advice: str = "") -> Choice:
+    """A setting without a value, and a warning about it."""
+    return Choice(None, (why,), (f"{what}: {why}{advice}",))
 
 
 def words_of(name: str) -> set[str]:
@@ -79,10 +85,6 @@ def percent(share: float) -> str:
     if share in (0.0, 1.0):
         return f"{share:.0%}"
     return f"{min(max(share, 0.001), 0.999):.1%}"
-
-
-def count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def name_list(names: Sequence[str], most: int = 5) -> str:
