@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.operations.explain.explain import key_values
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.arrow import batches, reader_schema, scans
+from lakeupsert.read.keys import key_condition
 from lakeupsert.read.view import View, ViewFile, partitions_of
 from lakeupsert.rows.arrays import Indices, Mask, Rows
 from lakeupsert.rows.convert import to_json_values
@@ -76,6 +76,21 @@ class Difference:
     def deleted(self) -> int:
         return sum(one.deleted for one in self.partitions)
 
+    @property
+    def total(self) -> int:
+        return self.inserted + self.updated + self.deleted
+
+
+def difference_by_rewrite(table: OpenTable, partition: str, number: int, work: str | None) -> Difference | str:
+    """The difference that the first version of a work object after version ``number`` made; or why that is unknown."""
+    chain = table.objects.partition(partition)
+    before = chain.get(number)
+    while (after := chain.get(number := number + 1)) and after.body.reprocessed != work:
+        before = after
+    if before is None or after is None or before.body.merged != after.body.merged:
+        return f"{partition} was not rewritten at the batch that it had."
+    return difference_of(table, partition, before.number, after.number)
+
 
 def difference_of(table: OpenTable, partition: str, before: int, after: int) -> Difference | str:
     """What differs between two versions of a partition; or why that is unknown."""
@@ -112,7 +127,7 @@ def diff(
         DamagedTableError: a manifest or data file is missing or damaged.
     """
     newer = max(before, after, key=lambda view: view.snapshot.spec_version).spec
-    where = _condition(name, newer, key) if key else None
+    where = key_condition(name, newer, key) if key else None
     kept = newer.names_by_id
     dropped = {f.name: None for view in (before, after) for f in view.spec.schema if field_id(f) not in kept}
     views = (replace(before, spec=newer), replace(after, spec=newer))
@@ -122,15 +137,6 @@ def diff(
         if one != PartitionDifference(partition):
             found.append(one)
     return Difference(tuple(found), tuple(dropped))
-
-
-def _condition(name: str, spec: TableSpec, key: Mapping[str, object]) -> str:
-    """The filter for a part of a key. A literal of text takes the type of its column."""
-    key_values(name, spec, key)
-    texts = {column: value.decode() if isinstance(value, bytes) else str(value) for column, value in key.items()}
-    return " AND ".join(
-        "\"{}\" = '{}'".format(column.replace('"', '""'), text.replace("'", "''")) for column, text in texts.items()
-    )
 
 
 def _changed_partitions(views: Views, where: str | None) -> Iterator[str]:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 from lakeupsert.engine.batch import AppendJob
@@ -25,7 +26,7 @@ from lakeupsert.errors import RefusedError, TryAgainError
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.files import content_hash, format_of
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
-from lakeupsert.operations.diff import Difference, difference_of
+from lakeupsert.operations.diff import Difference, difference_by_rewrite
 from lakeupsert.operations.replay import renames_of
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.merge.dedupe import PartitionResult
@@ -39,7 +40,7 @@ from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.floor import read_refused_keys
 from lakeupsert.table.chain import FORMAT, Link
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.ledger import NOTHING, ChosenHost, LandingFile, Touched, active_batches
+from lakeupsert.table.ledger import NOTHING, ChosenHost, LandingFile, LedgerEntry, Touched, active_batches
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import PartitionRewrite, RewriteOrder, Source, write_order
@@ -76,12 +77,9 @@ class ReprocessPlan:
 
     def left(self, table: OpenTable) -> list[str]:
         """Partitions that no worker has rewritten yet."""
-
-        def is_left(partition: str) -> bool:
-            now = table.objects.partition(partition).head()
-            return (now.body.reprocessed if now else None) == self.heads[partition].body.reprocessed
-
-        return [p for p in self.heads if is_left(p)]
+        heads = {p: table.objects.partition(p).head() for p in self.heads}
+        done = {p: head.body.reprocessed if head else None for p, head in heads.items()}
+        return [p for p, head in self.heads.items() if done[p] == head.body.reprocessed]
 
     def unseen(self, table: OpenTable) -> list[str]:
         """Partitions whose old files readers still see: the new version has a newer batch in it, which is not published."""
@@ -169,49 +167,25 @@ def reprocess(
             "partitions, so they can't rebuild one partition. No partition was changed.",
             next=_WITHOUT_LANDING,
         )
-    snapshot = table.last_snapshot()
-    newest = {
-        p: table.newest(p, snapshot, from_landing=choice is not None) for p in filter(selected, _partitions(table))
-    }
+    snapshot, last = table.last_snapshot(), table.ledger_head()
+    shown = snapshot.body if snapshot else None
+    known = {*(shown.partitions if shown else ()), *(table.unpublished(shown, last.number) if last else ())}
+    newest = {p: table.newest(p, snapshot, from_landing=choice is not None) for p in sorted(filter(selected, known))}
     heads = {p: head for p, head in newest.items() if head is not None and head.body.buckets}
     if choice is None:
         stored = [head.body for head in heads.values()]
         plan = ReprocessPlan("stored", heads, (), sum(m.files for m in stored), sum(m.bytes for m in stored))
         return plan if dry or not heads else _send_work(table, plan, snapshot, {}, start=None)
-    needed = _batches(table, {p: head.body.merged for p, head in heads.items()})
-    statements = _statements(table, needed)
-    adopted = [f for p in heads for f in _adopted(table, p)]
-    progress(f"checking the landing files of {count(len(needed), 'batch', 'es')}")
-    inputs = _check_sources(table, needed, adopted)
+    batches = _batches(table, {p: head.body.merged for p, head in heads.items()})
+    first = table.entries(-1, 0)[0].body.touched if heads else {}
+    adopted = [f for p in heads if p in first for f in first[p].files]
+    progress(f"checking the landing files of {count(len(batches), 'batch', 'es')}")
+    inputs = _check_sources(table, batches, adopted)
     taken = [i for of_batch in inputs.values() for i in of_batch]
-    size = sum(f.bytes for f in adopted) + sum(i.size for i in taken)
-    chosen = choose_host(choice, sum(i.size for i in taken))
-    plan = ReprocessPlan("landing", heads, tuple(needed), len(adopted) + len(taken), size, chosen)
-    if dry or not heads:
-        return plan
-    host = host_by_name(chosen.name)
-    head = table.ledger_head()
-    start = head.number + 1 if head else 0
-    rebuilt: dict[str, dict[int, Touched]] = defaultdict(dict)
-    below_floor = read_refused_keys(table.store, [head.body for head in heads.values()], table.existing_spec())
-    try:
-        for number, partitions in needed.items():
-            if number in statements:
-                continue
-            progress(f"reading batch {number} again, {count(len(inputs[number]), 'landing file')}")
-            job = _job(table, host, number, inputs[number], partitions, start, below_floor)
-            replayed = table.entries(number - 1, number)[0].body.replayed
-            renames = renames_of(table, job.spec, number) if replayed else None
-            reports = replay_rows(job, replayed, renames)[1] if renames else host.run(job)
-            touched = touched_by(reports)
-            for partition in partitions:  # a full extract also touches partitions that it has no rows of
-                rebuilt[partition][number] = touched.get(partition, NOTHING)
-            _verify(table, number, reports, {p: rebuilt[p][number] for p in partitions})
-        whole = {p: {**rebuilt[p], **{n: of[p] for n, of in statements.items() if p in of}} for p in heads}
-        return _send_work(table, plan, snapshot, whole, start)
-    except (RefusedError, FencedError):  # nothing names these files
-        table.discard({f.name for batches in rebuilt.values() for t in batches.values() for f in t.files})
-        raise
+    landed = sum(i.size for i in taken)
+    size, host = sum(f.bytes for f in adopted) + landed, choose_host(choice, landed)
+    plan = ReprocessPlan("landing", heads, tuple(inputs), len(adopted) + len(taken), size, host)
+    return plan if dry or not heads else _read_again(table, plan, snapshot, batches, inputs, progress)
 
 
 def reprocess_and_publish(table: OpenTable, options: ReprocessOptions) -> ReprocessResult:
@@ -249,47 +223,23 @@ def reprocess_and_publish(table: OpenTable, options: ReprocessOptions) -> Reproc
     return ReprocessResult(plan, results, published, tuple(left), tuple(plan.unseen(table)), warnings)
 
 
-def _partitions(table: OpenTable) -> list[str]:
-    snapshot, head = table.last_snapshot(), table.ledger_head()
-    if head is None:
-        return []
-    shown = snapshot.body.partitions if snapshot else {}
-    since = table.entries(snapshot.body.batch if snapshot else -1, head.number)
-    return sorted({*shown, *(p for link in since for p in link.body.touched)})
-
-
 def _warnings(table: OpenTable, plan: ReprocessPlan, partitions: Sequence[str]) -> Iterator[str]:
     """What differs between the version that names the work object and the one before it, in each of these partitions.
 
     The ledger has digests of keys and orders. Other columns may be read in another way than then without a trace there.
     """
-    found = table.map_concurrently(lambda p: _difference(table, p, plan.heads[p].number, plan.work), partitions)
-    changed = [
-        (one, total)
-        for one in found
-        if not isinstance(one, str) and (total := one.inserted + one.updated + one.deleted)
-    ]
-    if changed:
-        parts = [f"{one.partitions[0].partition} ({count(total, 'key')})" for one, total in changed[:3]]
+    heads, work = plan.heads, plan.work
+    found = table.map_concurrently(lambda p: difference_by_rewrite(table, p, heads[p].number, work), partitions)
+    if changed := [one for one in found if isinstance(one, Difference) and one.total]:
+        parts = [f"{one.partitions[0].partition} ({count(one.total, 'key')})" for one in changed[:3]]
         yield (
-            f"the landing files gave other rows for {count(sum(total for _, total in changed), 'key')} than were stored, in "
+            f"the landing files gave other rows for {count(sum(one.total for one in changed), 'key')} than were stored, in "
             f"{count(len(changed), 'partition')}, for example {', '.join(parts)}. Either this lakeupsert reads the files in "
             "another way than the one that took them, or stored files were damaged. `lakeupsert diff` of the snapshots before "
             "and after shows the rows; the one before has the old rows for as long as it is kept"
         )
     if unknown := [one for one in found if isinstance(one, str)]:
         yield f"the rows of {count(len(unknown), 'partition')} can't be compared with those from before. The first: {unknown[0]}"
-
-
-def _difference(table: OpenTable, partition: str, number: int, work: str | None) -> Difference | str:
-    """What the rewrite changed; or why that is unknown."""
-    chain = table.objects.partition(partition)
-    before = chain.get(number)
-    while (after := chain.get(number := number + 1)) and after.body.reprocessed != work:
-        before = after
-    if before is None or after is None or before.body.merged != after.body.merged:
-        return f"{partition} was not rewritten at the batch that it had."
-    return difference_of(table, partition, before.number, after.number)
 
 
 class FencedError(TryAgainError):
@@ -327,116 +277,116 @@ def _send_work(
 # ---------------------------------------------------------------- source `landing`
 
 
-def _batches(table: OpenTable, merged: Mapping[str, int]) -> dict[int, frozenset[str]]:
-    """The batches, in order, that count in some of these partitions at its `merged`, each with these partitions."""
+@dataclass(frozen=True)
+class _Batch:
+    """A batch that counts in some of the partitions."""
+
+    number: int
+    entry: LedgerEntry
+    partitions: frozenset[str]
+
+
+def _batches(table: OpenTable, merged: Mapping[str, int]) -> list[_Batch]:
+    """The batches, in order, that count in some of these partitions at its `merged`."""
     entries = table.entries(-1, max(merged.values(), default=-1))
     counted = [(link.number, link.body) for link in entries]
     counting = {number: active_batches(counted[: number + 1]) for number in set(merged.values())}
-    partitions: dict[int, set[str]] = defaultdict(set)
-    for partition, at in merged.items():
-        for number in counting[at]:
-            if partition in entries[number].body.touched:
-                partitions[number].add(partition)
-    return {number: frozenset(partitions[number]) for number in sorted(partitions)}
-
-
-def _statements(table: OpenTable, needed: Mapping[int, frozenset[str]]) -> dict[int, dict[str, Touched]]:
-    """What updates and deletes among the batches brought to these partitions. Their rows are stored, and not read again."""
-    entries = {number: table.entries(number - 1, number)[0].body for number in needed}
-    return {
-        number: {p: entries[number].touched[p] for p in partitions}
-        for number, partitions in needed.items()
-        if entries[number].statement is not None
-    }
-
-
-def _adopted(table: OpenTable, partition: str) -> tuple[DataFile, ...]:
-    first = table.entries(-1, 0)[0].body.touched.get(partition)
-    return first.files if first else ()
-
-
-@dataclass(frozen=True)
-class _LandingSource:
-    """A landing file of a batch, and its place in it."""
-
-    batch: int
-    place: int
-    file: LandingFile
-
-
-@dataclass(frozen=True)
-class _Pack:
-    """A pack with rows of an update or delete, and its batch."""
-
-    batch: int
-    name: str
+    found = (
+        _Batch(number, entry, frozenset(p for p, at in merged.items() if number in counting[at] and p in entry.touched))
+        for number, entry in counted
+    )
+    return [batch for batch in found if batch.partitions]
 
 
 def _check_sources(
-    table: OpenTable, needed: Mapping[int, frozenset[str]], adopted: Sequence[DataFile]
+    table: OpenTable, batches: Sequence[_Batch], adopted: Sequence[DataFile]
 ) -> dict[int, tuple[LandingInput, ...]]:
-    """The landing files of each batch, as they are now. Raises RefusedError if one is gone or changed, or a statement's pack is
-    gone."""
+    """The landing files of each batch, as they are now. Raises RefusedError if one is gone or changed, or what is stored of
+    adopted files and of statements is gone."""
 
-    def check(source: _LandingSource) -> LandingInput | _Unfit:
-        number, file = source.batch, source.file
-        where = table.landing.uri(file.path)
-        found = table.landing.head(file.path)
+    def check(batch: _Batch, place: int, file: LandingFile) -> LandingInput | _Unfit:
+        where, found = table.landing.uri(file.path), table.landing.head(file.path)
         if found is None:
-            return _Unfit("source-gone", number, where)
+            return _Unfit("source-gone", batch.number, where)
         if not found.is_same(file.size, file.etag):
             try:
                 if content_hash(table.landing, file.path) != file.sha256:
-                    return _Unfit("source-changed", number, where)
+                    return _Unfit("source-changed", batch.number, where)
             except ChangedFileError:
-                return _Unfit("source-gone", number, where)
-        return LandingInput(file.path, found.size, found.etag, source.place)
+                return _Unfit("source-gone", batch.number, where)
+        return LandingInput(file.path, found.size, found.etag, place)
 
-    def check_adopted(file: DataFile) -> _Unfit | None:
-        found = table.store.head(file.name)
-        if found is not None and found.size == file.bytes:
+    def check_stored(number: int, name: str, size: int | None) -> _Unfit | None:
+        found = table.store.head(name)
+        if found is not None and size in (None, found.size):
             return None
-        return _Unfit("source-changed" if found else "source-gone", 0, table.store.uri(file.name))
+        return _Unfit("source-changed" if found else "source-gone", number, table.store.uri(name))
 
-    def check_pack(pack: _Pack) -> _Unfit | None:
-        return None if table.store.head(pack.name) else _Unfit("source-gone", pack.batch, table.store.uri(pack.name))
-
-    sources = [
-        _LandingSource(number, place, file)
-        for number in needed
-        for place, file in enumerate(table.entries(number - 1, number)[0].body.files)
-        if file.sha256  # otherwise it could not be read then, and brought no rows
-    ]
-    entries = ((number, table.entries(number - 1, number)[0].body) for number in needed)
-    packs = [_Pack(number, name) for number, e in entries if e.statement for name in e.statement.objects]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        inputs = list(pool.map(check, sources))
-        unfit = [
-            r
-            for r in (*inputs, *pool.map(check_adopted, adopted), *pool.map(check_pack, packs))
-            if isinstance(r, _Unfit)
-        ]
-    if unfit:
+        landed = {
+            batch.number: [
+                pool.submit(check, batch, place, file)
+                for place, file in enumerate(batch.entry.files)
+                if file.sha256  # otherwise it could not be read then, and brought no rows
+            ]
+            for batch in batches
+        }
+        stored = [pool.submit(check_stored, 0, file.name, file.bytes) for file in adopted]
+        statements = [(batch.number, batch.entry.statement) for batch in batches if batch.entry.statement]
+        stored += [pool.submit(check_stored, number, name, None) for number, one in statements for name in one.objects]
+    inputs = {number: [one.result() for one in checks] for number, checks in landed.items()}
+    found = [*chain.from_iterable(inputs.values()), *(one.result() for one in stored)]
+    if unfit := [one for one in found if isinstance(one, _Unfit)]:
         raise unfit[0].error(others=len(unfit) - 1)
-    return {
-        number: tuple(
-            r for s, r in zip(sources, inputs, strict=True) if s.batch == number and isinstance(r, LandingInput)
-        )
-        for number in needed
-    }
+    return {number: tuple(one for one in of if isinstance(one, LandingInput)) for number, of in inputs.items()}
+
+
+def _read_again(
+    table: OpenTable,
+    plan: ReprocessPlan,
+    snapshot: Link[Snapshot] | None,
+    batches: Sequence[_Batch],
+    inputs: Mapping[int, tuple[LandingInput, ...]],
+    progress: Callable[[str], None],
+) -> ReprocessPlan:
+    """Write the rows of the batches once more, and send the work object that names them."""
+    assert plan.host is not None, "landing files are read somewhere"
+    host, head = host_by_name(plan.host.name), table.ledger_head()
+    start = head.number + 1 if head else 0
+    rebuilt: dict[str, dict[int, Touched]] = defaultdict(dict)
+    packs: set[str] = set()
+    below_floor = read_refused_keys(table.store, [head.body for head in plan.heads.values()], table.existing_spec())
+    try:
+        for batch in batches:
+            touched = batch.entry.touched
+            if batch.entry.statement is None:  # the rows of a statement are stored, and not read again
+                files = inputs[batch.number]
+                progress(f"reading batch {batch.number} again, {count(len(files), 'landing file')}")
+                job = _job(table, host, batch, files, start, below_floor)
+                replayed = batch.entry.replayed
+                renames = renames_of(table, job.spec, batch.number) if replayed else None
+                reports = replay_rows(job, replayed, renames)[1] if renames else host.run(job)
+                touched = touched_by(reports)
+                packs |= {file.name for one in touched.values() for file in one.files}
+                _verify(table, batch, reports, touched)
+            for partition in batch.partitions:  # a full extract also touches partitions that it has no rows of
+                rebuilt[partition][batch.number] = touched.get(partition, NOTHING)
+        return _send_work(table, plan, snapshot, rebuilt, start)
+    except (RefusedError, FencedError):  # nothing names these files
+        table.discard(packs)
+        raise
 
 
 def _job(
     table: OpenTable,
     host: Host,
-    number: int,
+    batch: _Batch,
     inputs: tuple[LandingInput, ...],
-    partitions: frozenset[str],
     start: int,
     below_floor: Mapping[str, Rows],
 ) -> AppendJob:
     """The row work of the batch, with its own spec and receipt stamp, for these partitions."""
-    entry = table.entries(number - 1, number)[0].body
+    entry = batch.entry
     spec, reading = table.spec(entry.spec_version), entry.reading_of_files
     parquet = [i for i in inputs if format_of(i.path, reading.format) == "parquet"]
     surveys = host.survey(table.landing, parquet, reading, spec.schema, frozenset())
@@ -450,38 +400,46 @@ def _job(
         batch_id=entry.batch_id,
         spec_version=entry.spec_version,
         start=start,
-        only=partitions,
+        only=batch.partitions,
         left_out=below_floor.get(entry.batch_id),
     )
 
 
-def _verify(table: OpenTable, number: int, reports: Sequence[Report], rebuilt: Mapping[str, Touched]) -> None:
+def _verify(table: OpenTable, batch: _Batch, reports: Sequence[Report], rebuilt: Mapping[str, Touched]) -> None:
     """Refuse a result that differs from the batch: other bytes, an unreadable file, other rows by number, keys or orders."""
-    entry = table.entries(number - 1, number)[0].body
-    hashes = {f.path: f.sha256 for f in entry.files}
-    differs = None
+    hashes = {f.path: f.sha256 for f in batch.entry.files}
     for report in reports:
-        if isinstance(report, FileFailed) and not report.changed:
-            differs = f"{table.landing.uri(report.path)} can't be read now: {report.reason}"
-        elif isinstance(report, FileFailed) or (
-            isinstance(report, FileRead) and report.sha256 not in (None, hashes[report.path])
-        ):
-            raise _Unfit("source-changed", number, table.landing.uri(report.path)).error()
-    for partition, touched in rebuilt.items():
-        expected = entry.touched[partition].rows
-        if touched.rows != expected and differs is None:
-            differs = f"they give {touched.rows} rows of {partition}, but the ledger says {expected}."
-        digest = entry.touched[partition].digest
-        if digest not in (None, touched.digest) and differs is None:
-            differs = (
-                f"they give {touched.rows} rows of {partition}, as the ledger says, but with other values in key or ordering "
-                f"columns. Their digest is {touched.digest}, and the ledger says {digest}."
-            )
-    if differs is not None:
+        match report:
+            case FileFailed(changed=is_changed):
+                pass
+            case FileRead(sha256=found):
+                is_changed = found not in (None, hashes[report.path])
+            case _:
+                continue
+        if is_changed:
+            raise _Unfit("source-changed", batch.number, table.landing.uri(report.path)).error()
+    for why in _differences(table, batch, reports, rebuilt):
         raise RefusedError(
             "source-differs",
-            f"The landing files of batch {number} have not changed, but are read differently now: {differs} "
+            f"The landing files of batch {batch.number} have not changed, but are read differently now: {why} "
             "No partition was changed.",
             next="use the version of lakeupsert that wrote the batch, with the `format` that the table had then; "
             f"{_WITHOUT_LANDING}",
         )
+
+
+def _differences(
+    table: OpenTable, batch: _Batch, reports: Sequence[Report], rebuilt: Mapping[str, Touched]
+) -> Iterator[str]:
+    for report in reports:
+        if isinstance(report, FileFailed):
+            yield f"{table.landing.uri(report.path)} can't be read now: {report.reason}"
+    for partition in batch.partitions:
+        now, then = rebuilt.get(partition, NOTHING), batch.entry.touched[partition]
+        if now.rows != then.rows:
+            yield f"they give {now.rows} rows of {partition}, but the ledger says {then.rows}."
+        elif then.digest not in (None, now.digest):
+            yield (
+                f"they give {now.rows} rows of {partition}, as the ledger says, but with other values in key or ordering "
+                f"columns. Their digest is {now.digest}, and the ledger says {then.digest}."
+            )

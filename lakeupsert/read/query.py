@@ -167,7 +167,7 @@ def _refuse_others(connection: "DuckDBPyConnection", sql: str) -> dict[str, obje
 
 def _table_functions(parsed: object) -> Iterator[str]:
     """The names of the table functions in a query that DuckDB has parsed."""
-    for node in _nodes(parsed):
+    for node in nodes(parsed):
         if node.get("type") == "TABLE_FUNCTION":
             yield node["function"]["function_name"].lower()
 
@@ -181,7 +181,7 @@ def _with_text(sql: str, parsed: object, schema: pa.Schema) -> str:
         field.name.lower() for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     }
     numbers = set()
-    for node in _nodes(parsed):
+    for node in nodes(parsed):
         sides = [node.get("left"), node.get("right"), *node.get("children", ())] if node.get("type") in _EQUAL else []
         sides = [side for side in sides if isinstance(side, dict)]
         if any(side["class"] == "COLUMN_REF" and side["column_names"][-1].lower() in texts for side in sides):
@@ -193,13 +193,14 @@ def _with_text(sql: str, parsed: object, schema: pa.Schema) -> str:
     return written.decode()
 
 
-def _nodes(parsed: object) -> Iterator[dict[str, Any]]:  # DuckDB's tree as JSON
+def nodes(parsed: object) -> Iterator[dict[str, Any]]:  # JSON
+    """All nodes of a tree that DuckDB has parsed."""
     if isinstance(parsed, dict):
         yield parsed
         parsed = list(parsed.values())
     if isinstance(parsed, list):
         for part in parsed:
-            yield from _nodes(part)
+            yield from nodes(part)
 
 
 def lock(connection: "DuckDBPyConnection", paths: Sequence[str]) -> None:
@@ -208,8 +209,8 @@ def lock(connection: "DuckDBPyConnection", paths: Sequence[str]) -> None:
     spill = Path(tempfile.gettempdir(), f"lakeupsert-query-{clock.new_id()}")
     settings = {
         "TimeZone": "'UTC'",
-        "temp_directory": _text(str(spill)),
-        "allowed_paths": f"[{', '.join(map(_text, paths))}]",
+        "temp_directory": literal(str(spill)),
+        "allowed_paths": f"[{', '.join(map(literal, paths))}]",
         "autoload_known_extensions": "false",
         "python_enable_replacements": "false",
         "enable_external_access": "false",
@@ -227,7 +228,7 @@ def _plain(result: "DuckDBPyRelation") -> "DuckDBPyRelation":
         raise _unfit_query(f"two columns of its result are called {twice!r}; give one of them another name with AS")
     if not any(type_.id in _WITHOUT_ARROW for type_ in result.types):
         return result
-    quoted = list(map(_identifier, names))
+    quoted = list(map(identifier, names))
     kinds = [type_.id for type_ in result.types]
     return result.project(
         ", ".join(
@@ -256,7 +257,7 @@ def _unfit_query(why: object, name: str = "") -> ConfigurationError:
             "give DuckDB the rows of `lakeupsert export`"
         )
     elif name and "Table with name" in text:
-        step = f"name the table {_identifier(name)}: the query sees no other"
+        step = f"name the table {identifier(name)}: the query sees no other"
     else:
         step = "give one SELECT in DuckDB's SQL; the table has its own name there, and `lakeupsert schema` lists its columns"
     ends_line = text.endswith("^")  # it marks a place in the line above
@@ -264,9 +265,10 @@ def _unfit_query(why: object, name: str = "") -> ConfigurationError:
     return ConfigurationError("unfit-query", f"The query can't be run: {text}{end}Nothing was changed.", next=step)
 
 
-def _identifier(name: str) -> str:
+def identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
+def literal(value: object) -> str:
+    """A text of DuckDB's SQL, which takes the type of the column that it is compared with."""
+    return "'" + str(value).replace("'", "''") + "'"

@@ -29,7 +29,7 @@ from lakeupsert.table import metadata
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects, partition_scalars
 from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.table.manifest import BucketEntry, DataFile
+from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import VERSION_FIELDS, TableSpec, field_id
 
@@ -218,15 +218,17 @@ class View:
                 yield from zip(some, found, strict=True)
 
     def _buckets(self, partition: str) -> Sequence[BucketEntry]:
-        if partition in self.pinned:
-            return self.pinned[partition]
+        return self.pinned[partition] if partition in self.pinned else self.manifest(partition).body.buckets
+
+    def manifest(self, partition: str, known: Link[Manifest] | None = None) -> Link[Manifest]:
+        """The version of a partition that the snapshot shows. ``known``: one that was read before, and may be that one."""
         shown, chain = self.snapshot.partitions[partition], self.objects.partition(partition)
-        manifest = chain.get(shown.version)
+        manifest = known if known and known.number == shown.version else chain.get(shown.version)
         if manifest is None or manifest.body.merged != shown.merged:
             named_by = "`latest`" if self.number is None else f"Snapshot {self.number}"
             lost = self.snapshot.lost(partition, chain.head())
             raise self.objects.missing(partition, shown.version, named_by, lost=lost)
-        return manifest.body.buckets
+        return manifest
 
 
 def _reopen(

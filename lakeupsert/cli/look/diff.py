@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import key_values
 from lakeupsert.cli.program import main
 from lakeupsert.cli.rows import MOST_ROWS, cell_text, more_text, pairs_text, rows_result, table_lines
@@ -26,8 +26,6 @@ _SIGNS = {"inserted": "+", "updated": "~", "deleted": "-"}
 @click.argument("after", metavar="[B]", default="published")
 @click.option("--rows", "with_rows", is_flag=True, help="Also show the rows, by partition and key.")
 @click.option("--key", "key", metavar="COLUMN=VALUE", multiple=True, help="Only keys with this value. Repeatable.")
-@common
-@click.pass_obj
 def diff(call: Call, before: str, after: str, with_rows: bool, key: tuple[str, ...]) -> Answer:
     """Show what changed between two snapshots.
 
@@ -55,7 +53,6 @@ def diff(call: Call, before: str, after: str, with_rows: bool, key: tuple[str, .
             key=key_values(key) or None,
             collect=collect if with_rows else None,
         )
-        total = found.inserted + found.updated + found.deleted
         result = {
             "before": one,
             "after": other,
@@ -63,7 +60,7 @@ def diff(call: Call, before: str, after: str, with_rows: bool, key: tuple[str, .
             "partitions": [vars(one) for one in found.partitions],
             "rows": shown if with_rows else None,
         }
-        warnings = tuple(_warnings(found, total if with_rows else 0))
+        warnings = tuple(_warnings(found, found.total if with_rows else 0))
         facts = [("compared", f"{_name(one)} with {_name(other)}")]
         return Answer(result, _text(f"Table {table.name}", facts, found, shown), warnings)
 

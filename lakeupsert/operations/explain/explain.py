@@ -13,7 +13,6 @@ files, marked, and so are rows that lost to a row in another partition.
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
@@ -31,15 +30,15 @@ from lakeupsert.operations.explain.rows import (
 )
 from lakeupsert.operations.explain.why import Outcome, describe_unseen, why
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.rows.arrays import Column
+from lakeupsert.read.keys import key_values
+from lakeupsert.read.view import View
 from lakeupsert.rows.buckets import hash_numbers
 from lakeupsert.rows.columns import columns_by_record
-from lakeupsert.rows.convert import convert, to_json_values
+from lakeupsert.rows.convert import to_json_values
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import parse_partition, partition_scalars
 from lakeupsert.table.ledger import NOTHING, LedgerEntry, active_batches
 from lakeupsert.table.manifest import Manifest
-from lakeupsert.table.misnamed import did_you_mean
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import FILE, PLACE, TableSpec
 
@@ -133,6 +132,7 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
     snapshot = table.last_snapshot()
     ledger = table.ledger_head()
     spec = table.existing_spec()
+    view = View.of(table.objects, spec, snapshot)
     values = key_values(table.name, spec, key)
     chosen = None if partition is None else partition_scalars(spec, parse_partition(spec, partition))
     wanted_values = {**(chosen or {}), **{c: values[c][0] for c in spec.partition_by if c in values}}
@@ -146,9 +146,9 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
             f"{named} and --partition {partition} name different partitions.",
             next="give the partition once",
         )
-    search = _Search(table, RowSearch(table, spec, values), snapshot, ledger.number if ledger else -1)
+    search = _Search(table, RowSearch(table, spec, values), view, snapshot, ledger.number if ledger else -1)
     partitions = {p for link in table.entries(-1, search.last) for p in link.body.touched}
-    partitions |= set(snapshot.body.partitions if snapshot else ())
+    partitions |= view.snapshot.partitions.keys()
     wanted = sorted(p for p in partitions if wanted_values.items() <= partition_scalars(spec, p).items())
     is_whole = set(spec.key) <= values.keys()
     named_key = {name: to_json_values(values[name])[0] for name in (spec.key if is_whole else values)}
@@ -170,38 +170,6 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
         next="check the value; `lakeupsert quarantine` shows refused rows, and `lakeupsert run` appends files that are "
         "in no batch yet",
     )
-
-
-def key_values(name: str, spec: TableSpec, key: Mapping[str, JsonValue]) -> dict[str, Column]:
-    """One value for each given column of a key, in the column's type. Raises ConfigurationError as `explain` does."""
-    known = (*spec.key, *spec.partition_by)
-    unknown = [column for column in key if column not in known]
-    if unknown:
-        wrong = " ".join(
-            f"{column!r} is not one of them.{did_you_mean(column, known, cutoff=0.6)}" for column in unknown
-        )
-        columns = f"partition column{'' if len(spec.partition_by) == 1 else 's'} {', '.join(spec.partition_by)}"
-        also = f", and its {columns}" if spec.partition_by else ""
-        raise ConfigurationError(
-            "not-the-key",
-            f"The key of table {name!r} is {', '.join(spec.key)}{also}. {wrong}",
-            next=f"give `{' '.join(f'{column}=VALUE' for column in spec.key)}`, or some of these to see which keys fit",
-        )
-    values: dict[str, Column] = {}
-    for column, value in key.items():
-        type_ = spec.schema.field(column).type
-        try:
-            values[column], bad = convert(pa.array([value]), type_)
-            fits = not bad.any() and not values[column].null_count
-        except UnicodeEncodeError:  # a byte of the command line that is not UTF-8
-            fits = False
-        if not fits:
-            raise ConfigurationError(
-                "unfit-value",
-                f"{value!r} can't be converted to {type_}, the type of column {column!r}.",
-                next="give the value as it stands in the landing files",
-            )
-    return values
 
 
 @dataclass(frozen=True)
@@ -277,6 +245,7 @@ class _Search:
 
     table: OpenTable
     rows: RowSearch
+    view: View
     snapshot: Link[Snapshot] | None
     last: int
     gone: int = 0
@@ -304,17 +273,8 @@ class _Search:
 
     def _versions(self, partition: str) -> tuple[Link[Manifest] | None, Link[Manifest] | None]:
         """The partition's newest version, and the one that readers see."""
-        chain = self.table.objects.partition(partition)
-        head = chain.head()
-        published = self.snapshot.body.partitions.get(partition) if self.snapshot else None
-        is_head = head is not None and published is not None and head.number == published.version
-        readers = head if is_head else chain.get(published.version) if published else None
-        if self.snapshot and published and (readers is None or readers.body.merged != published.merged):
-            lost = self.snapshot.body.lost(partition, head)
-            raise self.table.objects.missing(
-                partition, published.version, f"Snapshot {self.snapshot.number}", lost=lost
-            )
-        return head, readers
+        head = self.table.objects.partition(partition).head()
+        return head, self.view.manifest(partition, head) if partition in self.view.snapshot.partitions else None
 
     def explain_all(self, partitions: Sequence[str]) -> list[ExplainedPartition]:
         """The key in each partition that has it, several partitions at a time."""
@@ -445,7 +405,7 @@ class _Search:
             source=row.source,
             batch=link.number if link else None,
             batch_id=link.body.batch_id if link else None,
-            received_at=_moment(link.body.received_at) if link else None,
+            received_at=link.body.received.isoformat() if link else None,
             file=origin.file,
             place=origin.value(PLACE) if origin.file else None,
             order=row.texts(self.spec.all_orders),
@@ -459,12 +419,10 @@ class _Search:
 
     def _as_shown(self, partition: str, row: KeyRow, readers: Link[Manifest] | None) -> dict[str, JsonValue]:
         """The row under the names that readers see, which may be those before a rename that is not published."""
-        assert self.snapshot is not None, "readers see the row"
-        shown_spec = self.table.spec(self.snapshot.body.spec_version)
-        if shown_spec.renames == self.spec.renames:
+        if self.view.spec.renames == self.spec.renames:
             return _row_of(self.spec, partition, row)
-        rows, _ = replace(self.rows, spec=shown_spec).with_stored([], partition, readers, set())
-        return _row_of(shown_spec, partition, rows[0])
+        [row, *_], _ = replace(self.rows, spec=self.view.spec).with_stored([], partition, readers, set())
+        return _row_of(self.view.spec, partition, row)
 
     def _since(self, partition: str, shown: KeyRow | None) -> int | None:
         """The first snapshot, of those kept, in which the row's batch is merged."""
@@ -483,7 +441,3 @@ def _row_of(spec: TableSpec, partition: str, row: KeyRow) -> dict[str, JsonValue
     values: dict[str, JsonValue] = {column: to_json_values(pa.repeat(value, 1))[0] for column, value in folders.items()}
     values |= row.texts(spec.stored_schema.names)
     return {name: values[name] for name in spec.schema.names}
-
-
-def _moment(microseconds: int) -> str:
-    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)).isoformat()

@@ -7,17 +7,15 @@ Repeat    safe, also during a night
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.rows.arrays import Column, Rows
+from lakeupsert.read.keys import find_rows
+from lakeupsert.rows.arrays import Column
 from lakeupsert.rows.convert import to_json_values
-from lakeupsert.rows.datafiles import stream_file
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import DataFile, Manifest
@@ -64,7 +62,8 @@ class MatchSearch:
                 continue
             read.add((file.name, file.at))
             self.files += 1
-            rows = self._fitting(file)
+            keys = find_rows(self.table.store, file, self.spec.tombstone_schema, self.values, self.spec)
+            rows = keys.select(list(self.spec.stored_key))
             states = np.full(rows.num_rows, STATES.index(state), np.int8)
             tables.append(rows.append_column(_STATE, pa.array(states)))
         if not any(table.num_rows for table in tables):
@@ -80,17 +79,6 @@ class MatchSearch:
             for i, state in enumerate(first[f"{_STATE}_min"].to_pylist())
         ]
         return found, keys.num_rows
-
-    def _fitting(self, file: DataFile) -> Rows:
-        """The keys in a file that fit."""
-        schema = self.spec.tombstone_schema
-        given = [name for name in self.spec.stored_key if name in self.values]
-        near = (given[0], self.values[given[0]]) if given else None
-        found = [schema.empty_table()]
-        for rows in stream_file(self.table.store, file, schema, near, spec=self.spec):
-            fits = [pc.equal(rows[name], self.values[name][0]) for name in given]
-            found.append(rows.filter(reduce(pc.and_, fits)) if fits else rows)
-        return pa.concat_tables(found).select(list(self.spec.stored_key))
 
 
 def _candidates(

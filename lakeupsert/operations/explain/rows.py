@@ -7,28 +7,27 @@ Repeat    safe
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import and_
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.read.keys import find_rows
 from lakeupsert.rows.arrays import Column, Rows
 from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.columns import fill_in_brought_columns
 from lakeupsert.rows.convert import to_json_values
-from lakeupsert.rows.datafiles import POSITION, align, as_of_now, open_object, stream_file
+from lakeupsert.rows.datafiles import POSITION, align, open_object
 from lakeupsert.rows.floor import PARTITION, Extract, Forgetting, is_among, read_refused_keys
 from lakeupsert.rows.rank import sort_by_rank
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME
 from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.table.manifest import HASH_BITS, DataFile, Manifest, Part, TombstoneFile
+from lakeupsert.table.manifest import HASH_BITS, DataFile, Manifest, Part
 from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_FROM, MOVED_TO, OF_EARLIER_BATCH, PLACE, TableSpec
 
 Source = Literal["appended", "adopted", "base", "delta", "tombstone"]
@@ -39,6 +38,7 @@ AGE = pa.field("_lakeupsert_age", pa.int64())
 """The number of the row's batch; of a stored row, of the last batch that was merged into it."""
 RANK = (pa.field(DELETE_FLAG, pa.bool_()), pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64()), AGE)
 """The columns that rank a row, beside its ordering columns."""
+_FOUND = (pa.field(MOVED_TO, pa.string()), pa.field(MOVED_FROM, pa.string()), pa.field(POSITION, pa.int64()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,27 +119,22 @@ class RowSearch:
             if not file.rows:
                 return []
         self.files += 1
-        rows = self._read(file, place)
+        spec, store, appended = self.spec, self.table.store, place.source == "appended"
+        stored = spec.arriving_schema if appended else spec.base_schema
+        stored = spec.tombstone_schema if place.source == "tombstone" else stored
+        # Rows that lost in `append` are shown, too.
+        whole = msgspec.structs.replace(file, deleted=None) if appended else file
+        rows = find_rows(store, whole, pa.schema([*stored, *_FOUND]), self.key, spec)
         n = rows.num_rows
-        values = (
-            np.full(n, place.source == "tombstone"),
-            np.full(n, place.number),
-            np.arange(n),
-            np.full(n, place.age),
-        )
-        for field, column in zip(RANK, values, strict=True):
+        ranks = (np.full(n, place.source == "tombstone"), np.full(n, place.number), np.arange(n), np.full(n, place.age))
+        for field, column in zip(RANK, ranks, strict=True):
             if field.name not in rows.schema.names:
                 rows = rows.append_column(field, pa.array(column, field.type))
-        names = rows.schema.names
-        moved_to, moved_from = (
-            rows[name].to_pylist() if name in names else [None] * n for name in (MOVED_TO, MOVED_FROM)
-        )
-        is_lost = np.zeros(n, bool)
-        if POSITION in names:
-            is_lost = np.isin(rows[POSITION].to_numpy(), deleted_positions(self.table.store, file))
-        rows = align(rows, pa.schema([*self.spec.base_schema, *RANK]))
-        if self.spec.mode == "columns" and place.source == "adopted":
-            rows = fill_in_brought_columns(rows, self.spec, names)
+        moved_to, moved_from = rows[MOVED_TO].to_pylist(), rows[MOVED_FROM].to_pylist()
+        is_lost = np.isin(rows[POSITION].to_numpy(), deleted_positions(store, file))
+        rows = align(rows, pa.schema([*spec.base_schema, *RANK]))
+        if spec.mode == "columns" and place.source == "adopted":
+            rows = fill_in_brought_columns(rows, spec, self._columns_of(file))
         return [
             KeyRow(
                 rows.slice(i, 1),
@@ -153,29 +148,11 @@ class RowSearch:
             for i in range(n)
         ]
 
-    def _read(self, file: DataFile, place: FilePlace) -> Rows:
-        """The rows of the key, with the columns that the file has. Those that lost in `append` are there, with `POSITION`."""
-        condition = reduce(and_, [pc.field(name) == self.key[name][0] for name in self.spec.stored_key])
-        if file.deleted and place.source == "appended":
-            whole = msgspec.structs.replace(file, deleted=None)
-            schema = self.spec.ranked_schema.append(pa.field(POSITION, pa.int64()))
-            blocks = stream_file(self.table.store, whole, schema, spec=self.spec)
-            return pa.concat_tables([block.filter(condition) for block in blocks])
-        if file.deleted or (isinstance(file, TombstoneFile) and file.inline):
-            schema = self.spec.tombstone_schema if isinstance(file, TombstoneFile) else self.spec.base_schema
-            found = [r.filter(condition) for r in stream_file(self.table.store, file, schema, spec=self.spec)]
-            return pa.concat_tables([schema.empty_table(), *found])
-        import pyarrow.dataset as ds  # see `read.arrow`
-
-        part = None if file.at is None else (file.at, file.bytes)
-        with open_object(self.table.store, file.name, part, place.partition) as source:
-            parquet = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # Spark's, in adopted files
-            fragment, names = parquet.make_fragment(source), self.spec.names_in(file.renames)
-            ours = (*(field.name for field in RANK), MOVED_TO, MOVED_FROM)
-            wanted = [names.get(n, n) for n in (*self.spec.base_schema.names, *ours)]
-            there = set(fragment.physical_schema.names)
-            rows = fragment.to_table(columns=[n for n in wanted if n in there], filter=condition)
-            return as_of_now(rows, self.spec, file.renames)
+    def _columns_of(self, file: DataFile) -> list[str]:
+        """The columns that an adopted file has, by their names of now."""
+        with open_object(self.table.store, file.name) as source:
+            there, names = set(pq.read_schema(source).names), self.spec.names_in(file.renames)
+        return [name for name in self.spec.stored_schema.names if names.get(name, name) in there]
 
     def with_stored(
         self, rows: list[KeyRow], partition: str, version: Link[Manifest] | None, uncounted: set[KeyRow]

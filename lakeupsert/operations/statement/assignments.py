@@ -5,7 +5,7 @@ can only compute: what it gives depends on the row alone.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.phrases import install
-from lakeupsert.read.query import lock
+from lakeupsert.read.query import lock, nodes
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.convert import READABLE_MOMENTS, convert, decode, to_json_values, unreadable_moments
 
@@ -130,7 +130,7 @@ class Assignments:
         elif kind == "FUNCTION":
             yield from self._function_faults(tree["function_name"].lower())
         elif kind == "LAMBDA":
-            parameters |= {name.lower() for one in _parts(tree["lhs"]) for name in one.get("column_names", ())}
+            parameters |= {name.lower() for one in nodes(tree["lhs"]) for name in one.get("column_names", ())}
         for part in tree.values():
             yield from self._faults(part, parameters)
 
@@ -184,14 +184,6 @@ class UnfitValueError(Exception):
     def __init__(self, text: str, at: int) -> None:
         super().__init__(text)
         self.text, self.at = text, at
-
-
-def _parts(tree: object) -> Iterator[dict[str, Iterable[str]]]:
-    if isinstance(tree, dict):
-        yield tree
-        tree = list(tree.values())
-    for part in tree if isinstance(tree, list) else ():
-        yield from _parts(part)
 
 
 def _first_line(e: Exception) -> str:
