@@ -43,7 +43,6 @@ from lakeupsert.table.spec import TableSpec
 
 Level = Literal["ok", "warning", "problem"]
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ROUNDS = 20
 """How many objects threads race to create."""
 FUNCTION_SECONDS = 900
@@ -187,7 +186,7 @@ def _future_stamps(table: OpenTable, now: datetime) -> Iterator[Finding]:
     }
     stamps = {f"{what} {head.number}": datetime.fromisoformat(head.written_at) for what, head in heads.items() if head}
     if ledger is not None:
-        stamps[f"receipt stamp {ledger.number}"] = EPOCH + timedelta(microseconds=ledger.body.received_at)
+        stamps[f"receipt stamp {ledger.number}"] = ledger.body.received
     future = [
         f"{what} by {duration((stamp - now).total_seconds())}" for what, stamp in stamps.items() if stamp > now + FUTURE
     ]

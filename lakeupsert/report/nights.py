@@ -179,7 +179,7 @@ def observe(table: OpenTable, nights: int, landing_names: int) -> ReportData:
     for link in links:
         for partition, touched in link.body.touched.items():
             if by_date and link.number in batches:
-                ages[(_received(link).date() - days[partition]).days] += touched.rows
+                ages[(link.body.received.date() - days[partition]).days] += touched.rows
     refused = [(x.body.quarantined, [f.name for f in x.body.quarantine]) for x in reversed(links)]
     return ReportData(
         status=now,
@@ -327,7 +327,7 @@ def _night(
         kind="restore" if entry.restored else "batch" if entry.kind == "batch" else "schema",
         note=_note(table, entry),
         batch_id=entry.batch_id,
-        received=_received(link),
+        received=link.body.received,
         touched=len(entry.touched),
         rows=entry.rows_appended,
         superseded=entry.rows_superseded,
@@ -395,7 +395,3 @@ def _day(spec: TableSpec, partition: str) -> date:
     """The date of a partition of a table that has them by date."""
     found: date = partition_scalars(spec, partition)[ranged_column(spec) or ""].as_py()
     return found
-
-
-def _received(link: Link[LedgerEntry]) -> datetime:
-    return datetime.fromtimestamp(link.body.received_at / 1e6, UTC)

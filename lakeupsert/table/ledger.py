@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 import msgspec
@@ -265,6 +266,11 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     host: ChosenHost | None = None
     clock_ahead: int = 0
     versions: dict[str, int] | None = None
+
+    @property
+    def received(self) -> datetime:
+        """`received_at` as a time."""
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=self.received_at)
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Writes    nothing
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -115,7 +115,7 @@ def learn_append_part(nights: Sequence[Night]) -> float | None:
     for night in nights:
         batches = [link for link in night.batches if link.body.touched]
         if len(batches) == 1:
-            received = datetime.fromtimestamp(batches[0].body.received_at / 1e6, UTC)
+            received = batches[0].body.received
             committed, published = (datetime.fromisoformat(x.written_at) for x in (batches[0], night.after))
             if received <= committed < published:
                 parts.append((committed - received) / (published - received))
@@ -170,8 +170,7 @@ def learn_seconds(
     """
     appends, merges = [], []
     for link in batches:
-        received = datetime.fromtimestamp(link.body.received_at / 1e6, UTC)
-        seconds = (datetime.fromisoformat(link.written_at) - received).total_seconds()
+        seconds = (datetime.fromisoformat(link.written_at) - link.body.received).total_seconds()
         appends.append((float(sum(f.size for f in link.body.files)), seconds))
     for night in nights:
         published = datetime.fromisoformat(night.after.written_at)

@@ -23,32 +23,48 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest, share
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 
-_NOTHING_STORED = (BucketEntry(id=""),)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlannedPartition:
-    """One partition that a run will merge.
+    """The merges of a run in one partition.
 
     Attributes:
+        buckets: as they are after these merges.
+        exists: it has a manifest.
         rows: rows of it in new landing files.
         dirty: earlier batches are to be merged, too.
         bytes_read: of all files that the merges open; if these stay in place, only keys and ordering columns are read.
         versions: how many manifests will be written.
         objects: how many data files the merges read.
-        exists: it has a manifest.
-        strategy: of the last of these merges, rewrite or delta.
     """
 
     partition: str
-    rows: int
-    dirty: bool
-    bytes_read: int
-    bytes_written: int
-    versions: int
-    objects: int
-    exists: bool
-    strategy: str
+    buckets: tuple[BucketEntry, ...] = (BucketEntry(id=""),)
+    exists: bool = False
+    rows: int = 0
+    dirty: bool = False
+    bytes_read: int = 0
+    bytes_written: int = 0
+    versions: int = 0
+    objects: int = 0
+
+    @property
+    def strategy(self) -> Strategy:
+        """Of the last of these merges, rewrite or delta."""
+        return "delta" if any(b.deltas for b in self.buckets) else "rewrite"
+
+    def add(
+        self, buckets: tuple[BucketEntry, ...], read: int = 0, written: int = 0, objects: int = 0
+    ) -> "PlannedPartition":
+        """With one more merge, after which the partition has these buckets."""
+        return replace(
+            self,
+            buckets=buckets,
+            bytes_read=self.bytes_read + read,
+            bytes_written=self.bytes_written + written,
+            versions=self.versions + 1,
+            objects=self.objects + objects,
+        )
 
 
 @dataclass(frozen=True)
@@ -108,74 +124,50 @@ def plan_merges(
     plans = []
     for partition in filter(selected, sorted({*behind, *arrivals})):
         if partition in behind:
-            merges = _merge_batches(table, sizes, partition, behind[partition], snapshot)
+            plan = _merge_batches(table, sizes, partition, behind[partition], snapshot)
         elif partition in shown:
-            merges = _Merges(_stored_buckets(table, partition, shown[partition]), exists=True)
+            stored = _stored_buckets(table, partition, shown[partition])
+            plan = PlannedPartition(partition=partition, buckets=stored, exists=True)
         else:
-            merges = _Merges(_NOTHING_STORED, exists=False)
-        dirty = merges.versions > 0
-        arrival = arrivals.get(partition)
-        if arrival is not None:
+            plan = PlannedPartition(partition=partition)
+        if arrival := arrivals.get(partition):
             strategy = "rewrite" if full else table.strategy_of(partition)
-            merges = _merge_arrival(table, strategy, types, sizes, merges, arrival)
-        if merges.versions:
-            plans.append(
-                PlannedPartition(
-                    partition=partition,
-                    rows=arrival.rows if arrival else 0,
-                    dirty=dirty,
-                    bytes_read=merges.bytes_read,
-                    bytes_written=merges.bytes_written,
-                    versions=merges.versions,
-                    objects=merges.objects,
-                    exists=merges.exists,
-                    strategy="delta" if any(b.deltas for b in merges.buckets) else "rewrite",
-                )
-            )
+            plan = _merge_arrival(table, strategy, types, sizes, plan, arrival)
+        plans += [plan] if plan.versions else []
     return tuple(plans)
-
-
-@dataclass(frozen=True)
-class _Merges:
-    """Some merges of a partition: the buckets after them, and what they read and write."""
-
-    buckets: tuple[BucketEntry, ...]
-    exists: bool
-    bytes_read: int = 0
-    bytes_written: int = 0
-    versions: int = 0
-    objects: int = 0
 
 
 def _merge_batches(
     table: OpenTable, sizes: Sizes, partition: str, up_to: int, snapshot: Link[Snapshot] | None
-) -> _Merges:
+) -> PlannedPartition:
     """Merge the batches that the ledger has, step by step."""
     head = table.newest(partition, snapshot)
-    merges = _Merges((head.body.buckets if head else ()) or _NOTHING_STORED, exists=head is not None)
+    plan = PlannedPartition(partition=partition, exists=head is not None)
+    plan = replace(plan, buckets=head.body.buckets) if head and head.body.buckets else plan
     while step := next_step(table, partition, up_to, snapshot.body if snapshot else None, head):
-        merges = replace(merges, buckets=step.buckets, versions=merges.versions + 1)
-        if step.tasks:  # a restore alone moves no bytes
+        if step.tasks:
             rows = sum(f.rows for f in dict.fromkeys(f for t in step.tasks for b in t.batches for f in b))
             kept = [next((t.kept for t in step.tasks if share(b, t)), ()) for b in step.buckets]
             buckets, written = _merge_buckets(step.buckets, kept, rows, sizes)
             cut = bytes_to_cut(step, table.spec(step.spec_version), table.settings.bucket_bytes)
-            merges = replace(
-                merges,
-                buckets=buckets,
-                bytes_read=merges.bytes_read + (cut + sum(f.bytes for f in step.read) if cut else step.bytes),
-                bytes_written=merges.bytes_written + written + cut,
-                objects=merges.objects + len(step.read),
-            )
-        head = _next_version(partition, step.up_to, merges.buckets)
-    return merges
+            read = cut + sum(f.bytes for f in step.read) if cut else step.bytes
+            plan = plan.add(buckets, read, written + cut, len(step.read))
+        else:  # a restore alone moves no bytes
+            plan = plan.add(step.buckets)
+        head = _next_version(partition, step.up_to, plan.buckets)
+    return replace(plan, dirty=plan.versions > 0)
 
 
 def _merge_arrival(
-    table: OpenTable, strategy: Strategy, types: Sequence[pa.DataType], sizes: Sizes, merges: _Merges, arrival: Arrival
-) -> _Merges:
+    table: OpenTable,
+    strategy: Strategy,
+    types: Sequence[pa.DataType],
+    sizes: Sizes,
+    plan: PlannedPartition,
+    arrival: Arrival,
+) -> PlannedPartition:
     """The same merges, and one more of what arrives."""
-    buckets, rows = merges.buckets, arrival.rows
+    buckets, rows = plan.buckets, arrival.rows
     stored = [f for b in buckets for f in (*b.data, *b.tombstones)]
     rule = SplitRule.of(table.settings.bucket_bytes, types, buckets, rows)
     parts = {b: 0.5**b.bits for b in buckets}
@@ -186,14 +178,9 @@ def _merge_arrival(
     after, written = _merge_buckets(buckets, kept, rows * sizes.kept, sizes)
     many = [b for b, of_bucket in incoming.items() if 2 ** rule.extra_bits(b, of_bucket) > MOST_READS]
     cut = sum(f.bytes for b in many for f in b.data)  # written once more, and read once more
-    return replace(
-        merges,
-        buckets=after,
-        bytes_read=merges.bytes_read + sum(f.bytes for f in stored) + cut + round(arrival.bytes),
-        bytes_written=merges.bytes_written + written + cut,
-        versions=merges.versions + 1,
-        objects=merges.objects + arrival.files + sum(len(b.data) for b in buckets),
-    )
+    read = sum(f.bytes for f in stored) + cut + round(arrival.bytes)
+    objects = arrival.files + sum(len(b.data) for b in buckets)
+    return replace(plan.add(after, read, written + cut, objects), rows=rows)
 
 
 def _stored_buckets(table: OpenTable, partition: str, shown: PartitionVersion) -> tuple[BucketEntry, ...]:

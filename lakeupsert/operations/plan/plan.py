@@ -12,7 +12,7 @@ The sizes of rows, the share of new keys and the seconds are learned from the la
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lakeupsert.config import Reading, cores
@@ -95,7 +95,7 @@ class Plan:
     requests: dict[Call, int]
     landing_requests: dict[Call, int]
     seconds: float | None
-    cost: Cost
+    prices: Prices
     nights: int
     estimated: bool
     notes: tuple[str, ...] = ()
@@ -115,6 +115,17 @@ class Plan:
     @property
     def bytes(self) -> int:
         return self.append_read + self.append_written + self.dedupe_read + self.dedupe_written
+
+    @property
+    def cost(self) -> Cost:
+        prices, compute = self.prices, self.seconds
+        return Cost(
+            requests=prices.of_requests(self.requests) + prices.of_requests(self.landing_requests),
+            transfer=prices.of_bytes(self.append_read + self.dedupe_read, self.append_written + self.dedupe_written),
+            compute=None if compute is None else compute * prices.compute_second,
+            currency=prices.currency,
+            as_of=prices.as_of,
+        )
 
 
 def plan(
@@ -152,7 +163,7 @@ def plan(
     merge_bytes = sum(p.bytes_read + p.bytes_written for p in partitions)
     if spec is not None and (spec.hash_columns or not spec.partition_by):
         notes += far_count(spec, _sizes_after(table, sizes, arrivals), table.settings.bucket_bytes, cores())
-    unpriced = Plan(
+    return Plan(
         files=len(files),
         landing_bytes=landing_bytes,
         rows=sum(a.rows for a in arrivals.values()),
@@ -166,12 +177,11 @@ def plan(
             "head": 0 if table.landing.pinned else len(files),
         },
         seconds=learn_seconds(table, nights, batches, landing_bytes, merge_bytes),
-        cost=Cost(0.0, 0.0, None, price_list.currency, price_list.as_of),
+        prices=price_list,
         nights=len(nights),
         estimated=any(p.share < 1 for p in previews),
         notes=(*notes, *_unreadable(previews), *_unplaced(previews)),
     )
-    return replace(unpriced, cost=_cost(unpriced, price_list))
 
 
 def _emptied(
@@ -349,15 +359,3 @@ def _requests(
         "create": versions + bool(objects) + bool(partitions) + (2 if objects and head is None else 0),
         "delete": 0,
     }
-
-
-def _cost(planned: Plan, prices: Prices) -> Cost:
-    return Cost(
-        requests=prices.of_requests(planned.requests) + prices.of_requests(planned.landing_requests),
-        transfer=prices.of_bytes(
-            planned.append_read + planned.dedupe_read, planned.append_written + planned.dedupe_written
-        ),
-        compute=None if planned.seconds is None else planned.seconds * prices.compute_second,
-        currency=prices.currency,
-        as_of=prices.as_of,
-    )

@@ -6,15 +6,12 @@ Repeat    safe
 """
 
 import base64
-import re
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
-from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -26,42 +23,38 @@ import pyarrow.parquet as pq
 
 from lakeupsert.config import Reading, is_remote
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
-from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.files import TYPED, Reader, content_hash, format_of, kind_of
 from lakeupsert.landing.formats import parquetfile
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.folders import folder_values, missing_values
-from lakeupsert.landing.formats.unavailable import NUMBERS, UNAVAILABLE
-from lakeupsert.operations.recompute.hash import hash_function
+from lakeupsert.landing.formats.unavailable import UNAVAILABLE
+from lakeupsert.operations.recompute.columns import LandedColumns, Source
 from lakeupsert.operations.recompute.sql import (
     BATCH,
     DELETED,
     HAS,
     ORPHANED,
-    PARTITION_FUNCTIONS,
     PLACE,
     VOID,
     compared_schema,
-    identifier,
     import_duckdb,
     key_columns,
-    landed_value,
-    literal,
     names_partition,
     rank,
 )
 from lakeupsert.operations.recompute.text import read_text
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.read.query import identifier, literal
 from lakeupsert.read.view import plain_path
-from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
-from lakeupsert.rows.convert import as_mask, convert_in_steps, decode
+from lakeupsert.rows.arrays import Column, Mask, Rows
+from lakeupsert.rows.convert import as_mask, decode
 from lakeupsert.rows.datafiles import from_bytes, read_file
 from lakeupsert.rows.floor import Forgetting
 from lakeupsert.storage import NotFoundError, ObjectReader
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import FullExtract, LandingFile, LedgerEntry, Statement
 from lakeupsert.table.manifest import DataFile
-from lakeupsert.table.spec import PartitionColumn, TableSpec, TypeChange
+from lakeupsert.table.spec import TableSpec
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -69,36 +62,6 @@ if TYPE_CHECKING:
 BLOCK_ROWS = 50_000
 """Rows of a text file that are inserted at once."""
 COPIED_BYTES = 16 << 20
-_UNAVAILABLE_IN_DUCKDB = (
-    *(one.replace('"', "").replace(":", "=").replace(",", ", ") for one in UNAVAILABLE),
-    *(f"[{', '.join(f'{number}{end}' for number in NUMBERS)}]" for end in (".0", ".00")),
-    f"[{', '.join(str(date(1970, 1, 1) + timedelta(days)) for days in NUMBERS)}]",
-)
-"""Lists and maps of `UNAVAILABLE` as DuckDB writes them: without quotes, also numbers as floats, and as dates."""
-
-
-@dataclass(frozen=True)
-class _Source:
-    """What is inserted of one file.
-
-    Attributes:
-        entry, file: the batch, and the file's name in it.
-        relation: a table, in SQL, with ``columns`` and the row's ``place``.
-        is_text: all columns are text.
-        brings: in mode columns, the columns that its rows bring, if that is not all of ``columns``.
-        partition: of an adopted file, whose partition columns are in the folder's name.
-        is_delete: of a file with types, whether a row's operation deletes, in SQL.
-    """
-
-    entry: LedgerEntry
-    file: str
-    relation: str
-    columns: Sequence[str]
-    place: str
-    is_text: bool = False
-    brings: Sequence[str] | None = None
-    partition: str | None = None
-    is_delete: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +89,7 @@ class LandedRows:
         self._spec = spec
         self._key = key_columns(spec)
         self._db = db
-        self._functions: dict[TypeChange, str] = {}
+        self._columns = LandedColumns(table, spec, db)
 
     def first_gone(self, entry: LedgerEntry, partitions: Sequence[str]) -> str | None:
         """The first file of the batch that is gone or changed, or None. Replayed rows count as gone: no landing file has them."""
@@ -151,21 +114,10 @@ class LandedRows:
 
     def create_tables(self) -> None:
         """Create `landed` and `published`, both empty."""
-        columns = [f"{identifier(name)} {type_}" for name, type_ in self._types(self._spec).items()]
+        columns = [f"{identifier(name)} {type_}" for name, type_ in self._columns.types.items()]
         self._db.execute(f"CREATE TABLE published ({', '.join(columns)}, {BATCH} BIGINT)")
         ours = [f"{DELETED} BOOLEAN", f"{BATCH} BIGINT", f"{HAS} VARCHAR[]"]
         self._db.execute(f"CREATE TABLE landed ({', '.join([*columns, *ours])})")
-        types = self._types(self._spec)
-        for one in self._spec.hash_columns:
-            function = hash_function([self._spec.schema.field(name).type for name in one.hashed], one.count or 1)
-            self._db.create_function(
-                _hash_name(one),
-                function,
-                [types[name] for name in one.hashed],
-                "INTEGER",
-                type="arrow",
-                null_handling="special",
-            )
 
     def load(self, number: int, entry: LedgerEntry, partitions: Sequence[str]) -> None:
         """Append the accepted rows of a batch, in these partitions; if it is a full extract, delete the keys that it lacks."""
@@ -227,8 +179,8 @@ class LandedRows:
             }
             given = {name: pa.repeat(value, rows.num_rows) for name, value in partition_values.items()}
             self._db.register("block", pa.table({**stored, **given, **{n: rows[n] for n in (DELETED, PLACE)}}))
-            brings = None if spec.mode == "rows" else [*statement.set]
-            self._insert(_Source(entry, "", "block", [*stored, *given, DELETED], PLACE, brings=brings))
+            brought = None if spec.mode == "rows" else [*statement.set]
+            self._insert(Source(entry, "", "block", [*stored, *given, DELETED], PLACE, given=brought))
 
     def _delete_lacking(self, full: FullExtract, partitions: Sequence[str]) -> None:
         """Delete the rows of keys that a full extract lacks, and of those that it has the forgotten deletes; or all earlier rows,
@@ -283,7 +235,7 @@ class LandedRows:
 
     def _is_in(self, table: str, *more: str) -> str:
         """Whether ``table`` has a row with the partition columns, and the integers ``more``, of a row of `landed`, in SQL."""
-        types = {**self._types(self._spec), **dict.fromkeys(more, "BIGINT")}
+        types = {**self._columns.types, **dict.fromkeys(more, "BIGINT")}
         names = [*self._spec.partition_by, *more]
         if not names:
             return "true"
@@ -306,7 +258,7 @@ class LandedRows:
     def _load_text(
         self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int], reading: Reading
     ) -> None:
-        new_names = self._new_names(entry)
+        new_names = self._columns.new_names(entry)
         types = {field.name.lower(): field.type for field in self._table.spec(entry.spec_version).schema}
         rows = read_text(path, landed.path, frozenset(refused), reading, types)
         given = folder_values(landed.path, reading)
@@ -317,7 +269,7 @@ class LandedRows:
             brought = [[name.lower() for name, value in row.items() if value not in UNAVAILABLE] for row in block]
             has = pa.array([[new_names.get(name, name) for name in row] for row in brought])
             self._db.register("block", pa.table({**columns, PLACE: pa.array(range(len(block))), HAS: has}))
-            self._insert(_Source(entry, landed.path, "block", names, PLACE, is_text=True))
+            self._insert(Source(entry, landed.path, "block", names, PLACE, is_text=True))
 
     def _load_blocks(
         self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int], reading: Reading
@@ -338,9 +290,11 @@ class LandedRows:
                 self._db.register(
                     "block", rows.filter(pa.array(~np.isin(block.places, refused) & _is_own(columns, reading)))
                 )
-                operation = self._operation_in(columns)
-                is_delete = self._has_delete_value(columns[operation], block.places, PLACE) if operation else None
-                self._insert(_Source(entry, landed.path, "block", list(columns), PLACE, is_delete=is_delete))
+                operation = self._columns.operation_in(columns)
+                is_delete = (
+                    self._columns.has_delete_value(columns[operation], block.places, PLACE) if operation else None
+                )
+                self._insert(Source(entry, landed.path, "block", list(columns), PLACE, is_delete=is_delete))
 
     def _type_in(self, entry: LedgerEntry, name: str, type_: pa.DataType) -> pa.DataType:
         """The type to read a column in: the file's, except text for a binary column, which may be no UTF-8, and Spark's
@@ -366,11 +320,11 @@ class LandedRows:
                     places.setdefault(path, []).append(place)
         return places, unreadable
 
-    def _adopted(self, entry: LedgerEntry, path: str, file: str, partition: str) -> _Source:
+    def _adopted(self, entry: LedgerEntry, path: str, file: str, partition: str) -> Source:
         relation = _read_parquet(path)
-        return _Source(entry, file, relation, self._columns_of(relation), "file_row_number", partition=partition)
+        return Source(entry, file, relation, self._columns_of(relation), "file_row_number", partition=partition)
 
-    def _parquet(self, entry: LedgerEntry, path: str, file: str, refused: Sequence[int], reading: Reading) -> _Source:
+    def _parquet(self, entry: LedgerEntry, path: str, file: str, refused: Sequence[int], reading: Reading) -> Source:
         relation = _read_parquet(path)
         own_names = names = self._columns_of(relation)
         if reading.aliases:
@@ -393,180 +347,22 @@ class LandedRows:
             relation = f"(SELECT * FROM {relation} WHERE file_row_number NOT IN (SELECT place FROM refused))"
         is_delete = None
         own = {reading.table_name_of(name): name for name in reversed(own_names)}
-        if column := self._operation_in(own):
+        if column := self._columns.operation_in(own):
             with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as opened:  # as `append` reads it
                 operations = opened.read([own[column]]).column(0)
-                is_delete = self._has_delete_value(operations, None, "file_row_number")
-        return _Source(entry, file, relation, names, "file_row_number", is_delete=is_delete)
+                is_delete = self._columns.has_delete_value(operations, None, "file_row_number")
+        return Source(entry, file, relation, names, "file_row_number", is_delete=is_delete)
 
     def _columns_of(self, relation: str) -> list[str]:
         return [row[0] for row in self._db.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()]
 
-    def _insert(self, source: _Source) -> None:
-        if source.is_text:
-            has = HAS
-        else:
-            new_names = self._new_names(source.entry)
-            names = sorted(set(map(str.lower, source.columns if source.brings is None else source.brings)))
-            each = (self._brought(source, name, new_names.get(name, name)) for name in names)
-            has = f"list_filter(CAST([{', '.join(each)}] AS VARCHAR[]), lambda name: name IS NOT NULL)"
+    def _insert(self, source: Source) -> None:
         inserted = self._db.execute(
             f"INSERT INTO landed SELECT * EXCLUDE ({PLACE}) FROM "
-            f"(SELECT {', '.join(self._values(source))}, {self._deletes(source)} AS {DELETED}, {self._number} AS {BATCH}, "
-            f"{has} AS {HAS}, {source.place} AS {PLACE} FROM {source.relation}) landed "
+            f"({self._columns.select(source, self._number)}) landed "
             f"WHERE {self._is_wanted()}{self._or_elsewhere()} ORDER BY {PLACE}"
         )
         self.rows += inserted.fetchone()[0]
-
-    def _brought(self, source: _Source, name: str, new_name: str) -> str:
-        """The name of a column that a row brings, or NULL if its value stands for one that is unavailable, in SQL."""
-        if self._spec.mode == "rows" or name not in map(str.lower, source.columns):
-            return literal(new_name)
-        texts = ", ".join(map(literal, (*UNAVAILABLE, *_UNAVAILABLE_IN_DUCKDB)))
-        return f"CASE WHEN CAST({identifier(name)} AS VARCHAR) IN ({texts}) THEN NULL ELSE {literal(new_name)} END"
-
-    def _values(self, source: _Source) -> Iterator[str]:
-        """The value of each column that readers see, in SQL."""
-        spec = self._table.spec(source.entry.spec_version)
-        old_names = self._spec.names_at(len(spec.renames))
-        old_types, retypes = self._types(spec), self._spec.conversions(len(spec.renames))
-        present = set(map(str.lower, source.columns))  # DuckDB ignores case, too
-        for new_name, type_ in self._types(self._spec).items():
-            name = old_names.get(new_name, new_name)
-            if source.partition is None:
-                derived = self._derived(source, name, old_types)
-            else:
-                scalars = partition_scalars(self._spec, source.partition)
-                derived = literal(scalars[name].as_py()) if name in scalars else None
-            value = derived or "NULL"
-            if derived is None and name.lower() in present and name in old_types:
-                value = self._landed(source, name, old_types)
-                if self._spec.takes_key_alone and name in self._spec.partition_by and type_ == "VARCHAR":
-                    value = f"NULLIF({value}, '')"  # names no partition
-            # A value of a column that was widened since, for example a FLOAT, gets the type that it had.
-            value = f"TRY_CAST({value} AS {old_types.get(name, type_)})"
-            for change in retypes.get(new_name, ()):
-                value = self._retyped(value, change)
-            yield f"TRY_CAST({value} AS {type_}) AS {identifier(new_name)}"
-
-    def _retyped(self, value: str, change: TypeChange) -> str:
-        """A value after a retype, in SQL. Arrow converts it, because DuckDB's casts round, and trim blanks."""
-
-        def convert_all(values: pa.ChunkedArray) -> pa.Array:
-            return convert_in_steps(values.combine_chunks(), [change])[0]
-
-        before, after = (_duckdb_type(type_) or "" for type_ in change)
-        if change not in self._functions:
-            name = self._functions[change] = f"lakeupsert_retype_{len(self._functions)}"
-            self._db.create_function(name, convert_all, [before], after, type="arrow", null_handling="special")
-        return f"{self._functions[change]}(TRY_CAST({value} AS {before}))"
-
-    def _landed(self, source: _Source, name: str, types: dict[str, str]) -> str:
-        """The value of a column of the file, in SQL."""
-        reading = source.entry.reading  # adopted rows and those of a statement have none
-        formats = reading.settings.date_formats(name) if reading and source.partition is None else ()
-        if formats and types[name].startswith(("DATE", "TIMESTAMP")) and self._is_written(source, name):
-            # A format with a time fits no date, and formats that differ are refused by `append`. DuckDB's %z does not know Z.
-            raw, fmt = f"CAST({identifier(name)} AS VARCHAR)", f"[{', '.join(map(literal, formats))}]"
-            return f"coalesce(try_strptime({raw}, {fmt}), try_strptime(regexp_replace({raw}, '[zZ]$', '+00'), {fmt}))"
-        return landed_value(name, types, is_text=source.is_text)
-
-    def _is_written(self, source: _Source, name: str) -> bool:
-        """Whether a file has a column, as text or integers. A delete by the key may lack the source of its partition."""
-        described = self._db.execute(f"DESCRIBE SELECT * FROM {source.relation}").fetchall()
-        return any(t == "VARCHAR" or "INT" in t for column, t, *_ in described if column.lower() == name.lower())
-
-    def _deletes(self, source: _Source) -> str:
-        """Whether a row is a delete, in SQL."""
-        rule = self._spec.delete
-        if DELETED in source.columns:  # of a statement
-            return DELETED
-        if rule is None or source.partition is not None:
-            return "false"
-        if rule.file_prefix and source.file.rpartition("/")[2].startswith(rule.file_prefix):
-            return "true"
-        if self._operation_in(source.columns) is None or not (rule.not_null or rule.values):
-            return "false"
-        if rule.column is None:
-            return f"({identifier(rule.not_null or '')} IS NOT NULL)"
-        values = ", ".join(map(literal, rule.values))
-        return source.is_delete or f"coalesce({identifier(rule.column)} IN ({values}), false)"
-
-    def _operation_in(self, names: Iterable[str]) -> str | None:
-        """The name of the operation column among ``names``, which may differ in case."""
-        column = self._spec.delete.operation if self._spec.delete else None
-        return next((name for name in names if column and name.lower() == column.lower()), None)
-
-    def _has_delete_value(self, column: Column, places: Indices | None, place: str) -> str:
-        """Whether the row at ``place`` has a value in ``column`` that deletes, in SQL. ``places``: of the column's values; None
-        counts from 0.
-
-        Arrow converts values to text, as docs/SEMANTICS.md says: DuckDB's text of floats, decimals and times differs, and DuckDB
-        does not know a column's unit and zone.
-        """
-        rule = self._spec.delete
-        if rule is None or rule.not_null or pa.types.is_nested(column.type):  # `append` refused nested values: no text
-            return "false"
-        texts = pc.cast(decode(column), options=pc.CastOptions(pa.string(), allow_invalid_utf8=True))
-        found = pc.indices_nonzero(pc.is_in(texts, pa.array(rule.values, pa.string()))).to_numpy()
-        self._db.register(
-            "deletes", pa.table({"place": pa.array(found if places is None else places[found], pa.int64())})
-        )
-        return f"{place} IN (SELECT place FROM deletes)"
-
-    def _new_names(self, entry: LedgerEntry) -> dict[str, str]:
-        """The lower-case names of columns that were renamed since a batch, by those in the batch; empty for dropped columns."""
-        renamed = self._spec.changed_names(len(self._table.spec(entry.spec_version).renames))
-        return {old.lower(): (new or "").lower() for old, new in renamed.items()}
-
-    def _derived(self, source: _Source, name: str, types: dict[str, str]) -> str | None:
-        """The value of a column that is not read from the rows, in SQL; None for other columns."""
-        spec, entry = self._spec, source.entry
-        partition = next((one for one in spec.partition_from if one.column == name), None)
-        if partition is not None and partition.function == "bucket":
-            values = (
-                f"TRY_CAST({self._landed(source, column, types)} AS {types[column]})" for column in partition.hashed
-            )
-            return f"{identifier(_hash_name(partition))}({', '.join(values)})"
-        if partition is not None:
-            column = partition.source or ""
-            type_ = types[column]
-            moment = f"TRY_CAST({self._landed(source, column, types)} AS {type_})"
-            if type_ in ("TIMESTAMP_NS", "TIMESTAMPTZ_NS"):  # DuckDB rounds them towards 1970
-                nanos = f"epoch_ns(CAST({moment} AS TIMESTAMP_NS))"
-                moment = f"make_timestamp(({nanos} - ({nanos} % 1000000000 + 1000000000) % 1000000000) // 1000)"
-            return PARTITION_FUNCTIONS[partition.function or ""].format(moment)
-        if name not in spec.order_by or entry.kind != "batch":
-            return None
-        if spec.stamped:
-            return literal((datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=entry.received_at)).isoformat())
-        found = re.search(spec.order_in_name, source.file.rpartition("/")[2]) if spec.order_in_name else None
-        return literal(found[1]) if found else None
-
-    def _types(self, spec: TableSpec) -> dict[str, str]:
-        """DuckDB's type of each column that readers see."""
-        types = {}
-        for column in compared_schema(spec):
-            type_ = _duckdb_type(column.type)
-            if type_ is None or "INTERVAL" in type_:  # a duration within a list or a struct
-                raise ConfigurationError(
-                    "unfit-for-duckdb",
-                    f"Column {column.name!r} is {column.type}, which DuckDB does not support. Nothing was recomputed.",
-                    next="run `lakeupsert reconcile` without --deep",
-                )
-            types[column.name] = type_
-        return types
-
-
-@cache
-def _duckdb_type(type_: pa.DataType) -> str | None:
-    """DuckDB's name of a type, None for one that it does not support. Kept, since each column of each partition asks."""
-    duckdb = import_duckdb()
-    with duckdb.connect() as db:
-        try:
-            return str(db.from_arrow(pa.schema([("c", type_)]).empty_table()).types[0])
-        except duckdb.Error:
-            return None
 
 
 def _is_own(columns: Mapping[str, Column], reading: Reading) -> Mask:
@@ -578,10 +374,6 @@ def _is_own(columns: Mapping[str, Column], reading: Reading) -> Mask:
                 return np.zeros(len(own), bool)
             own &= as_mask(pc.is_in(pc.cast(decode(column), pa.string()), pa.array(texts, pa.string())))
     return own
-
-
-def _hash_name(computed: PartitionColumn) -> str:
-    return f"lakeupsert_{computed.column}"
 
 
 def _has_other_moments(landed: LandingFile, path: str) -> bool:

@@ -17,6 +17,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.operations.recompute.text import BYTES
 from lakeupsert.phrases import install_extra
 from lakeupsert.read.arrow import reader_schema
+from lakeupsert.read.query import identifier, literal
 from lakeupsert.table.spec import Ordering, TableSpec
 
 if TYPE_CHECKING:
@@ -180,12 +181,3 @@ def compared_schema(spec: TableSpec) -> pa.Schema:
     """The columns that readers see. Durations are integers, as DuckDB reads them from Parquet: INTERVAL ends at microseconds."""
     columns = reader_schema(spec)
     return pa.schema([f.with_type(pa.int64()) if pa.types.is_duration(f.type) else f for f in columns])
-
-
-def identifier(column: str) -> str:
-    return '"' + column.replace('"', '""') + '"'
-
-
-def literal(value: object) -> str:
-    """A literal of DuckDB's SQL."""
-    return "'" + str(value).replace("'", "''") + "'"
