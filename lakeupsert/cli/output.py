@@ -124,7 +124,6 @@ def run_result(ran: "RunResult", requests: dict[str, int]) -> dict[str, object]:
 
 
 def _measured(ran: "RunResult") -> tuple[int, int]:
-    """Bytes that the merges read and wrote."""
     return sum(r.bytes_read for r in ran.dedupe), sum(r.bytes_written for r in ran.dedupe)
 
 

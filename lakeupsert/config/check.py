@@ -60,7 +60,6 @@ def _check_names(settings: TableSettings, refuse: Refusal) -> None:
 
 
 def _check_sizes(settings: TableSettings, refuse: Refusal) -> None:
-    """Queue, sizes and the quarantine limit."""
     if settings.queue == "auto" and is_remote(settings.processed):
         refuse("queue", "auto", "`processed` is not on this machine, so the table must name its queue")
     if settings.bucket_bytes < LEAST_BUCKET:
@@ -94,7 +93,6 @@ def _check_order_in_name(settings: TableSettings, refuse: Refusal) -> None:
 
 
 def _check_catalogs(settings: TableSettings, refuse: Refusal) -> None:
-    """The publishers that keep a table in a catalog."""
     for name in ("hive", "glue"):
         section: HiveSettings | GlueSettings | None = getattr(settings, name)
         for setting in ("database", "table") if section else ():

@@ -37,7 +37,8 @@ def quarantined_rows(table: OpenTable, reason: Reason | None = None, files: Sequ
     """Read the rows in quarantine as `QUARANTINED`, those of the newest batch first, then those that merges refused.
 
     Rows that a replay refused again are among those of the replay; ``batch`` is the one that read them from a landing file.
-    Rows of batches that a restore withdrew are left out, and so are rows that a replay has taken. Memory: a row group.
+    Before the first batch is committed, these are the rows for which it was refused. Rows of batches that a restore
+    withdrew are left out, and so are rows that a replay has taken. Memory: a row group.
 
     Args:
         reason: only rows that were refused for it.
@@ -48,11 +49,14 @@ def quarantined_rows(table: OpenTable, reason: Reason | None = None, files: Sequ
         DamagedTableError: while reading, a quarantine file is missing or can't be read.
     """
     ledger = table.ledger_head()
-    if ledger is None and not files:
-        raise table.no_table_yet()
     headers = table.headers(ledger.number) if ledger else []
     if files:
         names = [_named(table, file) for file in files]
+    elif ledger is None:  # every first batch was refused as a whole, the newest of them with these rows
+        newest = max(table.store.list(f"{QUARANTINE}/"), key=lambda file: file.modified, default=None)
+        if newest is None:
+            raise table.no_table_yet()
+        names = [newest.name]
     else:
         batches = [file.name for file in reversed(find_quarantined(headers))]
         names = [*batches, *_refused_by_merges(table, headers)]

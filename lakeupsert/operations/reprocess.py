@@ -40,7 +40,7 @@ from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.floor import read_refused_keys
 from lakeupsert.table.chain import FORMAT, Link
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.ledger import NOTHING, ChosenHost, LandingFile, LedgerEntry, Touched, active_batches
+from lakeupsert.table.ledger import NOTHING, ChosenHost, LandingFile, LedgerEntry, Touched, find_counting
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import PartitionRewrite, RewriteOrder, Source, write_order
@@ -287,15 +287,9 @@ class _Batch:
 
 
 def _batches(table: OpenTable, merged: Mapping[str, int]) -> list[_Batch]:
-    """The batches, in order, that count in some of these partitions at its `merged`."""
-    entries = table.entries(-1, max(merged.values(), default=-1))
-    counted = [(link.number, link.body) for link in entries]
-    counting = {number: active_batches(counted[: number + 1]) for number in set(merged.values())}
-    found = (
-        _Batch(number, entry, frozenset(p for p, at in merged.items() if number in counting[at] and p in entry.touched))
-        for number, entry in counted
-    )
-    return [batch for batch in found if batch.partitions]
+    """The batches, in order, that count in some of these partitions at its `merged`, without what was adopted."""
+    entries = [link.body for link in table.entries(-1, max(merged.values(), default=-1))]
+    return [_Batch(n, entries[n], frozenset(of)) for n, of in find_counting(entries, merged).items() if n]
 
 
 def _check_sources(

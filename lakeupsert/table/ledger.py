@@ -1,6 +1,6 @@
 """The ledger: one entry per batch. Phase one commits a batch by appending its entry. A chain; never trimmed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
@@ -412,6 +412,15 @@ def active_batches(entries: Iterable[tuple[int, LedgerEntry]]) -> set[int]:
         numbers.add(now.number)
         now = now.before
     return numbers
+
+
+def find_counting(entries: Sequence[LedgerEntry], merged: Mapping[str, int]) -> dict[int, list[str]]:
+    """The batches, 0 included, that count in partitions at their `merged`, in order, each with these partitions. ``entries``: the
+    ledger, at least up to the greatest of these numbers."""
+    numbered = list(enumerate(entries))
+    active = {at: {0, *active_batches(numbered[: at + 1])} for at in set(merged.values())}
+    counting = {n: [p for p in entry.touched if n in active.get(merged.get(p, -1), ())] for n, entry in numbered}
+    return {number: partitions for number, partitions in counting.items() if partitions}
 
 
 def find_quarantined(entries: Sequence[LedgerEntry]) -> list[ReplayedFile]:

@@ -84,7 +84,6 @@ def update(call: Call, assignments: tuple[str, ...], yes: bool, **options: "Unpa
 
 
 def _values(assignments: tuple[str, ...]) -> dict[str, str]:
-    """The expressions by column."""
     values: dict[str, str] = {}
     for text in assignments:
         column, equals, expression = (part.strip() for part in text.partition("="))

@@ -35,21 +35,14 @@ def explain(call: Call, key: tuple[str, ...], partition: str | None) -> Answer:
         progress("looking for the key")
         found = table.explain(values, partition)
         if found.matches:
-            return Answer(_matches_result(found), _matches(found))
+            matches = [dataclasses.asdict(match) for match in found.matches]
+            return Answer({"key": found.key, "matches": matches, "more": found.more}, _matches(found))
         text = "\n\n".join(output.block(f"{_pairs(found.key)} in {p.partition}", _facts(p)) for p in found.partitions)
-        return Answer(_result(found), text)
-
-
-def _result(found: "Explanation") -> dict[str, object]:
-    def shape(partition: "ExplainedPartition") -> dict[str, object]:
-        fields = dataclasses.asdict(partition)
-        return {**fields, "gone": [{"batch": batch, "object": name} for batch, name in partition.gone]}
-
-    return {"key": found.key, "partitions": [shape(p) for p in found.partitions]}
-
-
-def _matches_result(found: "Explanation") -> dict[str, object]:
-    return {"key": found.key, "matches": [dataclasses.asdict(match) for match in found.matches], "more": found.more}
+        partitions = [
+            {**dataclasses.asdict(p), "gone": [{"batch": batch, "object": name} for batch, name in p.gone]}
+            for p in found.partitions
+        ]
+        return Answer({"key": found.key, "partitions": partitions}, text)
 
 
 def _matches(found: "Explanation") -> str:
@@ -60,13 +53,9 @@ def _matches(found: "Explanation") -> str:
     ]
     if found.more:
         facts.append(("", f"… and {found.more:,} more"))
-    facts.append(("next", f"lakeupsert explain {_shell_arguments(found.matches[0].key)}"))
+    first = [f"{name}={value}" for name, value in found.matches[0].key.items()]
+    facts.append(("next", shlex.join(["lakeupsert", "explain", *first])))
     return output.block(f"{output.count(total, 'key')} with {_pairs(found.key)}", facts)
-
-
-def _shell_arguments(key: Mapping[str, object]) -> str:
-    """The key as arguments for a shell."""
-    return " ".join(shlex.quote(f"{name}={value}") for name, value in key.items())
 
 
 def _facts(found: "ExplainedPartition") -> list[output.Fact]:

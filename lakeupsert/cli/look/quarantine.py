@@ -78,7 +78,7 @@ def quarantine(
         facts = [("quarantined", _total(seen, reason))]
         if target is not None:
             facts.append(("written", f"{output.count(total, 'row')} to {target}"))
-        if not files:
+        if not files and table.exists():  # else they wait for no replay
             facts += [("" if number else "next", text) for number, text in enumerate(_what_next(seen.reasons.keys()))]
         lines = [output.block(f"Table {table.name}", facts), *(f"  {line}".rstrip() for line in _lists(seen, total))]
         return Answer(result, "\n".join(lines))

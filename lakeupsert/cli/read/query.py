@@ -1,7 +1,5 @@
 """`lakeupsert query`: run a SELECT over the table."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from lakeupsert.cli import output
@@ -9,11 +7,6 @@ from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import snapshot_option
 from lakeupsert.cli.program import main
 from lakeupsert.cli.rows import MOST_ROWS, output_options, rows_result, rows_text, write_rows
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from lakeupsert.read.query import QueryResult
 
 
 @main.command()
@@ -30,6 +23,8 @@ def query(call: Call, sql: str, target: str | None, overwrite: bool, snapshot: s
     Example:
       lakeupsert query "select store, sum(amount) from sales group by store order by store"
     """
+    from lakeupsert.read.arrow import first_rows  # imports Arrow
+
     if overwrite and target is None:
         raise click.UsageError("--overwrite replaces a file. Give it with --output.")
     with call.open_table() as table, call.progress(table.name) as progress:
@@ -41,7 +36,7 @@ def query(call: Call, sql: str, target: str | None, overwrite: bool, snapshot: s
         if target is not None:
             written = write_rows(table, found, target, overwrite=overwrite)
             return Answer({**result, "rows": None, "written": written}, f"{output.count(written, 'row')} to {target}")
-        rows = _first(found)
+        rows = first_rows(found, MOST_ROWS + 1)
         warnings: tuple[str, ...] = ()
         if rows.num_rows > MOST_ROWS:
             rows = rows.slice(0, MOST_ROWS)
@@ -50,10 +45,3 @@ def query(call: Call, sql: str, target: str | None, overwrite: bool, snapshot: s
             )
         text = f"{rows_text(rows)}\n({output.count(rows.num_rows, 'row')})"
         return Answer({**result, "rows": rows_result(rows), "written": None}, text, warnings)
-
-
-def _first(rows: "QueryResult") -> "pa.Table":
-    """The rows that are shown, and one more if there are more."""
-    from lakeupsert.read.arrow import first_rows  # imports Arrow
-
-    return first_rows(rows, MOST_ROWS + 1)

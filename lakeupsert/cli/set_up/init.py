@@ -72,7 +72,6 @@ def _refuse_inside(landing: str, target: Path) -> None:
 def _translate(
     call: Call, target: Path, path: str | None, chombo: str | None, hive: str | None, *, dry_run: bool
 ) -> Answer:
-    """The answer of `init` with the file of another system."""
     if chombo is not None and hive is not None:
         raise click.UsageError("Give either --from-chombo or --from-hive.")
     with call.progress("init") as progress:
@@ -103,7 +102,6 @@ def _translate(
 
 
 def _propose(call: Call, target: Path, path: str, *, dry_run: bool) -> Answer:
-    """The answer of `init` for a folder of files."""
     from lakeupsert.operations.init.propose import propose  # imports Arrow
 
     with call.progress("init") as progress:

@@ -1,6 +1,5 @@
 """Texts of `lakeupsert init --from-chombo` and `--from-hive`: the configuration, the answer and its JSON."""
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +52,8 @@ def translation_file(found: "Translation", command: str, folder: Path) -> str:
         if not part and is_remote(found.text("processed")):
             lines += ["# A remote table needs a queue.", '# queue = ""']
     if found.leftovers:
-        lines += ["", "# What no setting stands for:", *comments(list(_leftovers(found)))]
+        left = [f"line {one.line}, {one.name} = {one.value}: {one.reason}" for one in found.leftovers]
+        lines += ["", "# What no setting stands for:", *comments(left)]
     if found.warnings:
         lines += ["", "# Look at this before the first night:", *comments(found.warnings)]
     return "\n".join(lines) + "\n"
@@ -82,11 +82,6 @@ def _without_variables(value: "Value") -> "Value":
 def _last(setting: "Setting") -> str:
     part, dot, name = setting.name.partition(".")
     return name if dot else part
-
-
-def _leftovers(found: "Translation") -> Iterator[str]:
-    for one in found.leftovers:
-        yield plain(f"line {one.line}, {one.name} = {one.value}: {one.reason}")
 
 
 def _steps(found: "Translation") -> str:

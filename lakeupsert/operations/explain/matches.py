@@ -84,7 +84,6 @@ class MatchSearch:
 def _candidates(
     partition: str, readers: Link[Manifest] | None, head: Link[Manifest] | None, pending: Sequence[Link[LedgerEntry]]
 ) -> Iterator[tuple[State, DataFile]]:
-    """The files that may hold a key, with the state of a key that they hold."""
     for bucket in readers.body.buckets if readers else ():
         yield from (("shown", file) for file in bucket.data)
         yield from (("deletes", file) for file in bucket.tombstones)

@@ -181,7 +181,7 @@ class _Properties:
                 continue
             first = self.by_option.setdefault(one.option, one)
             if first.value != one.value:
-                raise self._contradiction(first, one)
+                raise self._contradicts(one, f"line {first.line} says {first.name} = {first.value}")
             if first is not one:
                 self._idle[one] = f"it repeats line {first.line}"
         self.is_spark = any(one.bare in _OF_SPARK for one in self.all)
@@ -362,9 +362,6 @@ class _Properties:
 
     def _contradicts(self, found: _Property, why: str) -> ConfigurationError:
         return self.source.error("contradictory-source", found.line, f"{found.name} is {found.value!r}, but {why}.")
-
-    def _contradiction(self, first: _Property, second: _Property) -> ConfigurationError:
-        return self._contradicts(second, f"line {first.line} says {first.name} = {first.value}")
 
 
 def _why_left(one: _Property) -> str:

@@ -257,16 +257,12 @@ class _Move:
                 yield Leftover(f"TBLPROPERTIES {name}", text.value, text.line, reason)
         if self.staging and self.main.kind != "parquet":
             yield Leftover("files", self.main.kind, self.main.line, f"the files of {self.main.name} become Parquet")
-        for table, used in ((self.main, self.adopted_location), (self.staging, self._landing_location)):
-            if table and table.location and table.location is not used:
+        is_adopted, is_landing = self.adopted_location is not None, self.landing_origin != _GIVEN
+        for table, is_kept in ((self.main, is_adopted), (self.staging, is_landing)):
+            if table and table.location and not is_kept:
                 yield Leftover("LOCATION", table.location.value, table.location.line, "another folder takes its place")
         for table in self.others:
             yield Leftover("table", table.name, table.line, f"not the staging table of {self.main.name}")
-
-    @property
-    def _landing_location(self) -> Text | None:
-        found = self.staging.location if self.staging else None
-        return found if found and self.landing_origin != _GIVEN else None
 
 
 def _choose_main(source: SourceFile, tables: Sequence[HiveTable], name: str | None) -> HiveTable:

@@ -67,8 +67,6 @@ class SampleReading:
 
 @dataclass(frozen=True)
 class _Sniffed:
-    """What a sniffer finds of one CSV file."""
-
     delimiter: str
     quote: str
     has_header: bool

@@ -154,7 +154,9 @@ def _merge_batches(
             plan = plan.add(buckets, read, written + cut, len(step.read))
         else:  # a restore alone moves no bytes
             plan = plan.add(step.buckets)
-        head = _next_version(partition, step.up_to, plan.buckets)
+        # The version that the step would commit, from which the next one begins.
+        body = Manifest(partition=partition, merged=step.up_to, spec_version=0, buckets=plan.buckets)
+        head = Link(number=0, write_id="", parent=None, written_at="", body=body, read_at=0.0)
     return replace(plan, dirty=plan.versions > 0)
 
 
@@ -225,9 +227,3 @@ def _rewrite(bucket: BucketEntry, rows: float, sizes: Sizes) -> DataFile:
     stored_bytes = sum(f.bytes for f in (*bucket.data, *bucket.tombstones))
     size = max(0.0, stored_bytes + gained * sizes.stored.slope)
     return DataFile(name="", rows=round(stored + gained), bytes=round(size))
-
-
-def _next_version(partition: str, merged: int, buckets: tuple[BucketEntry, ...]) -> Link[Manifest]:
-    """The version that a step would commit, from which the next step begins."""
-    body = Manifest(partition=partition, merged=merged, spec_version=0, buckets=buckets)
-    return Link(number=0, write_id="", parent=None, written_at="", body=body, read_at=0.0)

@@ -42,7 +42,7 @@ from lakeupsert.operations.plan.habits import (
 from lakeupsert.operations.plan.merges import Arrival, PlannedPartition, plan_merges
 from lakeupsert.operations.plan.prices import Prices, load_prices
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.append.discover import Ground, discover
+from lakeupsert.pipeline.append.discover import discover
 from lakeupsert.pipeline.append.full_extract import partitions_in_scope
 from lakeupsert.pipeline.append.next_spec import plan_spec, under_old_names, unfit_files, without_operations
 from lakeupsert.pipeline.opened import OpenTable
@@ -154,7 +154,10 @@ def plan(
     nights = last_nights(table)
     sizes = learn_sizes(spec, nights, [b.body for b in batches], expected.sample) if spec else Sizes()
     landed = _rows_by_partition(previews)
-    emptied = _emptied(table, ground, spec, full, landed) if full and spec and landed else ()
+    emptied: Collection[str] = ()
+    if full and spec and landed:  # a full extract also touches partitions without a row of it
+        shown = ground.snapshot.body if ground.snapshot else None
+        emptied = partitions_in_scope(table, spec, full, landed, shown, ground.start - 1) - {*landed}
     arrivals = {p: Arrival(rows, sizes.appended.at(rows * sizes.kept)) for p, rows in landed.items() if selected(p)}
     arrivals |= {p: Arrival(0, 0.0, 0) for p in emptied if selected(p)}
     partitions = plan_merges(table, sizes, arrivals, head.number if head else -1, selected, full=full is not None)
@@ -182,14 +185,6 @@ def plan(
         estimated=any(p.share < 1 for p in previews),
         notes=(*notes, *_unreadable(previews), *_unplaced(previews)),
     )
-
-
-def _emptied(
-    table: OpenTable, ground: Ground, spec: TableSpec, full: Scope, landed: Collection[str]
-) -> Collection[str]:
-    """The partitions that a full extract touches without a row of them."""
-    last, shown = ground.start - 1, ground.snapshot.body if ground.snapshot else None
-    return partitions_in_scope(table, spec, full, landed, shown, last) - {*landed}
 
 
 def _sizes_after(table: OpenTable, sizes: Sizes, arrivals: Mapping[str, Arrival]) -> dict[str, float]:
@@ -312,7 +307,6 @@ def _previews(table: OpenTable, files: Sequence[LandingInput], spec: TableSpec) 
 
 
 def _unreadable(previews: Sequence[Preview]) -> list[str]:
-    """A warning about files that can't be read, if there are any."""
     unreadable = [f"{one.path!r}: {one.unreadable}" for one in previews if one.unreadable is not None]
     if not unreadable:
         return []
@@ -320,7 +314,6 @@ def _unreadable(previews: Sequence[Preview]) -> list[str]:
 
 
 def _unplaced(previews: Sequence[Preview]) -> list[str]:
-    """A warning about rows that name no partition, if there are any."""
     rows = sum(one.unplaced for one in previews)
     if not rows:
         return []

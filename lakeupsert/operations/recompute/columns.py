@@ -155,7 +155,6 @@ class LandedColumns:
         return any(t == "VARCHAR" or "INT" in t for column, t, *_ in described if column.lower() == name.lower())
 
     def _deletes(self, source: Source) -> str:
-        """Whether a row is a delete, in SQL."""
         rule = self._spec.delete
         if DELETED in source.columns:  # of a statement
             return DELETED

@@ -132,7 +132,11 @@ class LandedRows:
                 for file in entry.touched[partition].files:
                     self.files += 1
                     with _on_disk(self._table.store, file.name) as path:
-                        self._insert(self._adopted(entry, path, file.name, partition))
+                        relation = _read_parquet(path)
+                        columns = self._columns_of(relation)
+                        self._insert(
+                            Source(entry, file.name, relation, columns, "file_row_number", partition=partition)
+                        )
             return
         if entry.statement is not None:
             for partition in partitions:
@@ -319,10 +323,6 @@ class LandedRows:
                 elif place is not None:  # else it was stored
                     places.setdefault(path, []).append(place)
         return places, unreadable
-
-    def _adopted(self, entry: LedgerEntry, path: str, file: str, partition: str) -> Source:
-        relation = _read_parquet(path)
-        return Source(entry, file, relation, self._columns_of(relation), "file_row_number", partition=partition)
 
     def _parquet(self, entry: LedgerEntry, path: str, file: str, refused: Sequence[int], reading: Reading) -> Source:
         relation = _read_parquet(path)

@@ -35,8 +35,7 @@ from lakeupsert.read.view import View
 from lakeupsert.rows.floor import read_refused_keys
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import partition_scalars
-from lakeupsert.table.ledger import LedgerEntry, active_batches
-from lakeupsert.table.manifest import Manifest
+from lakeupsert.table.ledger import find_counting
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
@@ -94,7 +93,8 @@ def recompute(
         p: table.version(p, snapshot.body.partitions[p].version) for p in partitions if p in snapshot.body.partitions
     }
     settled = {p: m for p, m in shown.items() if all(b.settled for b in m.buckets)}
-    batches = _counted(entries, shown if view.spec.key_scope == "table" else settled)
+    counted = shown if view.spec.key_scope == "table" else settled
+    batches = find_counting([link.body for link in entries], {p: m.merged for p, m in counted.items()})
     with connect() as db:
         landed = LandedRows(table, view.spec, db, read_refused_keys(table.store, shown.values(), view.spec))
         gone: dict[int, str] = {}
@@ -128,27 +128,12 @@ def recompute(
     )
 
 
-def _counted(entries: Sequence[Link[LedgerEntry]], shown: dict[str, Manifest]) -> dict[int, list[str]]:
-    """The partitions that each batch touches and counts in, by batch in ledger order."""
-    counts = {
-        merged: {0, *active_batches((n.number, n.body) for n in entries[: merged + 1])}
-        for merged in {m.merged for m in shown.values()}
-    }
-    found: dict[int, list[str]] = {}
-    for link in entries:
-        for partition in link.body.touched:
-            if partition in shown and link.number in counts[shown[partition].merged]:
-                found.setdefault(link.number, []).append(partition)
-    return found
-
-
 def _seen_schema(spec: TableSpec) -> pa.Schema:
     """The columns that are compared: those of the table, and the batch of each row, if it is stored."""
     return pa.schema([*compared_schema(spec), *([pa.field(BATCH, pa.int64())] if spec.versions else [])])
 
 
 def _compare(db: "DuckDBPyConnection", spec: TableSpec) -> dict[tuple[object, ...], Comparison]:
-    """Compare landed and published rows, by the values of the partition columns."""
     key = ", ".join(map(identifier, key_columns(spec)))
     columns = _seen_schema(spec).names
     found = db.execute(

@@ -137,6 +137,13 @@ class _Lines:
         """Pass over the next line."""
         next(self, None)
 
+    def placed(self) -> Iterator[tuple[int, str]]:
+        """The lines, each with the byte at which it begins."""
+        begin = self.place
+        for line in self:
+            yield begin, line
+            begin = self.place
+
     def __iter__(self) -> "_Lines":
         return self
 
@@ -244,15 +251,8 @@ class _Escaped:
 
 
 def _delimited_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
-    return _rows(_delimited_records(lines, reading.delimiter), refused, reading)
-
-
-def _delimited_records(lines: _Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    begin = lines.place
-    for line in lines:
-        if line.rstrip("\r\n"):
-            yield begin, re.split(delimiter, line.rstrip("\r\n"))
-        begin = lines.place
+    records = ((begin, line.rstrip("\r\n")) for begin, line in lines.placed())
+    return _rows(((begin, re.split(reading.delimiter, line)) for begin, line in records if line), refused, reading)
 
 
 def _rows(
@@ -280,7 +280,7 @@ def _json_rows(
     """JSON objects, without their envelopes; numbers keep their digits."""
     is_array = re.match(r"\s*\[\s*([{\]]|$)", lines.peek()) is not None
     unwrap = unwrap_of(reading)
-    for begin, text in _elements(lines) if is_array else _json_lines(lines):
+    for begin, text in _elements(lines) if is_array else lines.placed():
         if not text.strip() or (unwrap is None and begin in refused):
             continue
         try:
@@ -358,13 +358,6 @@ def _moment(value: int, name: str) -> object:
     moment = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)).isoformat(" ")
     written = moment[:19] if name.endswith("stamp") else moment[11:19]
     return f"{written}.{rest:0{len(str(unit)) - 1}}" if name.endswith(("Time", "Timestamp")) else value
-
-
-def _json_lines(lines: _Lines) -> Iterator[tuple[int, str]]:
-    begin = lines.place
-    for line in lines:
-        yield begin, line
-        begin = lines.place
 
 
 def _elements(lines: _Lines) -> Iterator[tuple[int, str]]:

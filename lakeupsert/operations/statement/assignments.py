@@ -105,7 +105,7 @@ class Assignments:
         try:
             expression = self._duckdb.SQLExpression(text)  # exactly one, and no clause behind it
         except self._duckdb.Error as e:
-            raise _unfit(column, text, _first_line(e)) from e
+            raise _unfit(column, text, str(e)) from e
         # Only parsed, never run. What runs is `expression`.
         [[parsed]] = self._connection.execute("SELECT json_serialize_sql('SELECT ' || ?)", [text]).fetchall()
         tree = json.loads(parsed)
@@ -184,10 +184,6 @@ class UnfitValueError(Exception):
     def __init__(self, text: str, at: int) -> None:
         super().__init__(text)
         self.text, self.at = text, at
-
-
-def _first_line(e: Exception) -> str:
-    return str(e).strip().splitlines()[0]
 
 
 def _unfit(column: str, text: str, why: str) -> ConfigurationError:

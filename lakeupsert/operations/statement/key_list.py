@@ -96,7 +96,6 @@ def read_keys(path: str, spec: TableSpec) -> KeyList:
 
 
 def _keys(path: str, block: Block, spec: TableSpec) -> Rows:
-    """The keys of a block."""
     names = [name for name in spec.schema.names if name in block.names]
     if block.malformed:
         raise _unfit(path, f"one of its records is malformed: {block.malformed[0].reason}")

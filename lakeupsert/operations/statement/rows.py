@@ -246,7 +246,6 @@ def _ranked(job: AppendJob, rows: Rows, partition: str, first: int) -> Rows:
 
 
 def _with(rows: Rows, values: Mapping[str, pa.Array]) -> Rows:
-    """The first rows with their new values."""
     for name, column in values.items():
         at = rows.schema.get_field_index(name)
         rows = rows.set_column(

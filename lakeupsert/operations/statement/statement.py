@@ -46,7 +46,6 @@ from lakeupsert.rows.arrays import Rows
 from lakeupsert.table.chain import LOST, Lost, until_won
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import LedgerEntry, Statement, active_batches
-from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
 Seen = Literal["published", "latest"]
@@ -208,9 +207,7 @@ def _view(table: OpenTable, options: StatementOptions, ground: Ground, spec: Tab
     if options.snapshot == "latest":
         options.progress("merging what is not published yet, to read it")
         return replace(latest(table, options.where), spec=spec)
-    if ground.snapshot is None:
-        return View(table.objects, spec, Snapshot(batch=0, spec_version=0), None)
-    return View(table.objects, spec, ground.snapshot.body, ground.snapshot.number)
+    return replace(View.of(table.objects, spec, ground.snapshot), spec=spec)
 
 
 def _commit(
