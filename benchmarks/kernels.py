@@ -46,7 +46,7 @@ from lakeupsert.rows.changes import Tally
 from lakeupsert.rows.datafiles import DataFileWriter, Footer, read_file, stream_file
 from lakeupsert.rows.rank import count_rows_up_to, sort_by_rank, sortable
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.evolution import create
+from lakeupsert.table.creation import create
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import FILE, PLACE, TableSpec
 

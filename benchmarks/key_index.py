@@ -32,7 +32,7 @@ from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.engine.keys import rebuild as engine_rebuild
 from lakeupsert.engine.keys import settle as engine_settle
-from lakeupsert.pipeline import key_places
+from lakeupsert.pipeline import table_keys
 
 RESULTS = Path(__file__).parent / "results"
 PARTITIONS = 365
@@ -124,7 +124,7 @@ def watch() -> tuple[list[int], list[float]]:
         seconds.append(perf_counter() - begun)
         return settled
 
-    key_places.rebuild_index, key_places.settle = rebuild, settle
+    table_keys.rebuild_index, table_keys.settle = rebuild, settle
     return packs, seconds
 
 
@@ -153,7 +153,7 @@ def appended(table: Table, kind: str, given: Any, landing: Path, homes: Any) -> 
         days = pa.array([FIRST + timedelta(days=n) for n in range(PARTITIONS)]).take(pa.array(homes[ids]))
         pq.write_table(rows_of(kind, ids, number).append_column("day", days), landing / f"{number}.parquet")
         # The last one writes the index anew, which the others leave, as little of it has changed.
-        key_places.MOST_CHANGED = 0 if number == given.batches else 1
+        table_keys.MOST_CHANGED = 0 if number == given.batches else 1
         begun = perf_counter()
         result = table.append(host=given.host)
         yield perf_counter() - begun
@@ -165,7 +165,7 @@ def appended(table: Table, kind: str, given: Any, landing: Path, homes: Any) -> 
 
 def deleted(table: Table, kind: str, given: Any, landing: Path, keys: int) -> Iterator[str]:
     """Seconds and requests of an `append` of deletes that bring their key alone, and of the night that merges them."""
-    key_places.MOST_CHANGED = 1 / 4
+    table_keys.MOST_CHANGED = 1 / 4
     table.run(host=given.host)
     before = table.to_arrow(columns=["id"]).read_all().num_rows
     for night in (0, 1):
@@ -186,7 +186,7 @@ def bytes_of_index(table: Table) -> int:
     """With what changed since it was written."""
     head = table.objects.ledger.head()
     assert head is not None
-    index = key_places.named_index(table.objects.headers(head.number))
+    index = table_keys.named_index(table.objects.headers(head.number))
     return sum(f.bytes for f in index.all) if index else 0
 
 

@@ -25,7 +25,7 @@ from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import Resolved, Rules, one_per_key, rank
 from lakeupsert.landing.adopted import stream_adopted
-from lakeupsert.rows.arrays import Hashes, Indices, Rows
+from lakeupsert.rows.arrays import Hashes, Indices, Rows, repeat
 from lakeupsert.rows.buckets import buckets, cut_into_pieces, in_bucket, key_hashes
 from lakeupsert.rows.changes import Tally, content_comparison
 from lakeupsert.rows.convert import as_mask
@@ -357,10 +357,6 @@ def add_ranks(rows: Rows, *, age: int, deleted: bool) -> Rows:
     brought = [name for name in defaults if name in rows.schema.names]
     tagged = rows.drop_columns(brought) if brought else rows
     for field in _RANKS:
-        column = (
-            rows[field.name]
-            if field.name in brought
-            else pa.repeat(pa.scalar(defaults[field.name], field.type), rows.num_rows)
-        )
+        column = rows[field.name] if field.name in brought else repeat(defaults[field.name], field.type, rows)
         tagged = tagged.append_column(field, column)
     return tagged

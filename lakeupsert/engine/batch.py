@@ -13,7 +13,7 @@ A range is a partition; in a large partition it is the rows whose keys fall into
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import ceil, log2
@@ -41,7 +41,7 @@ from lakeupsert.rows.datafiles import EXPANSION, Footer, bytes_without_rows
 from lakeupsert.rows.digest import Digest
 from lakeupsert.rows.floor import PARTITION, is_among
 from lakeupsert.storage import NotFoundError, ObjectReader, ObjectStore
-from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.layout import FileKind
 from lakeupsert.table.spec import FILE, TableSpec
 
 RANGE_BYTES = 64 << 20
@@ -62,7 +62,7 @@ class AppendJob:
         only: set if a batch is read again for these partitions alone. Their rows are written; nothing is quarantined.
         left_out: of a batch that is read again, the keys that merges refused (`floor.read_refused_keys`). Their rows count
             as superseded.
-        new_pack: names the packs of appended rows, given ``start``.
+        pack: the kind of the packs of appended rows.
         full: the batch is a full extract, so reports have its greatest order.
         bits: partitions that are cut into 2^bits ranges of key hashes (`rows.buckets`).
         stored_bits: the most bits of the stored buckets of a partition. Its ranges are written in pieces of as many bits.
@@ -81,7 +81,7 @@ class AppendJob:
     start: int
     only: frozenset[str] | None = None
     left_out: Rows | None = None
-    new_pack: Callable[[int], str] = TableObjects.new_appended
+    pack: FileKind = "appended"
     full: bool = False
     bits: Mapping[str, int] = field(default_factory=dict)
     stored_bits: Mapping[str, int] = field(default_factory=dict)

@@ -79,7 +79,7 @@ def cut(store: ObjectStore, spec: TableSpec, spec_version: int, memory_limit: in
     of, renames = task.files[0], len(spec.renames)
     footer = Footer(spec.table_id, "cut", str(task.up_to), spec_version, task.partition, of.bucket, of.bits, renames)
     held = HeldPieces(spec, columns_of(spec, task.kind), footer, task.bits)
-    new_name = partial(TableObjects.new_cut, task.partition, task.start)
+    new_name = partial(TableObjects.new, "cut", task.start, task.partition)
     return CutOutput(write_packs(store, new_name, _rows(store, spec, task), held, most))
 
 

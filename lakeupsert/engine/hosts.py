@@ -4,12 +4,8 @@ In phase one, up to ``HELD_BYTES`` of rows stay in memory; beyond that they go t
 ranges.
 """
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 import pyarrow as pa
@@ -19,6 +15,7 @@ from lakeupsert.engine.attempts import Found, Item, attempt
 from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
 from lakeupsert.engine.reports import FileRead, Report
 from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
+from lakeupsert.engine.spilled import Spilled
 from lakeupsert.landing.files import Survey, survey
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.progress import Share
@@ -119,8 +116,7 @@ class LocalHost:
         reports: list[Report] = []
         sizes, done = {i.path: i.size for i in job.inputs}, 0
         buffer = RowBuffer(job, HELD_BYTES)
-        with ExitStack() as stack:
-            spill: _Spill | None = None
+        with Spilled() as spilled:
             for item in read_landing(job, job.inputs):
                 if not isinstance(item, pa.Table):
                     reports.append(item)
@@ -128,53 +124,20 @@ class LocalHost:
                         done += sizes[item.path]
                         progress(Share(f"reading {len(sizes):,} landing files", done, sum(sizes.values())))
                 elif buffer.add(item):
-                    spill = spill or stack.enter_context(_Spill(job))
-                    spill.add(buffer.tables)
+                    _spill(job, buffer.tables, spilled)
                     reports += buffer.lost
                     buffer = RowBuffer(job, HELD_BYTES)
             reports += buffer.lost
-            if spill is None:
-                groups = iter([buffer.tables] if buffer.tables else [])
-            else:
-                if buffer.tables:
-                    spill.add(buffer.tables)
-                groups = spill.groups()
-            for tables in groups:
-                reports += settle_and_write(job, tables)
+            if not spilled.numbers:
+                return reports + (settle_and_write(job, buffer.tables) if buffer.tables else [])
+            if buffer.tables:
+                _spill(job, buffer.tables, spilled)
+            for number in spilled.numbers:
+                reports += settle_and_write(job, [spilled.take(number)])
         return reports
 
 
-class _Spill:
-    """Temporary Arrow files. All rows of a range are in the same file."""
-
-    def __init__(self, job: AppendJob) -> None:
-        self._job = job
-
-    def __enter__(self) -> "_Spill":
-        self._folder = tempfile.TemporaryDirectory(prefix="lakeupsert-")
-        self._files: dict[int, pa.RecordBatchStreamWriter] = {}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for writer in self._files.values():
-            writer.close()
-        self._folder.cleanup()
-
-    def add(self, tables: Sequence[Rows]) -> None:
-        for number, rows in group_by_range(self._job, tables, SPILL_FILES):
-            if number not in self._files:
-                self._files[number] = pa.ipc.new_stream(
-                    str(self._path(number)), rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
-                )
-            self._files[number].write_table(rows)
-
-    def groups(self) -> Iterator[list[Rows]]:
-        for number, writer in self._files.items():
-            writer.close()
-            with pa.OSFile(str(self._path(number))) as source, pa.ipc.open_stream(source) as reader:
-                yield [reader.read_all()]
-
-    def _path(self, number: int) -> Path:
-        return Path(self._folder.name) / f"{number}.arrow"
+def _spill(job: AppendJob, tables: Sequence[Rows], to: Spilled) -> None:
+    """All rows of a range get the same number."""
+    for number, rows in group_by_range(job, tables, SPILL_FILES):
+        to.add(number, rows)

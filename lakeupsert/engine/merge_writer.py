@@ -23,7 +23,7 @@ from lakeupsert.rows.floor import DELETED_AT, greatest_floor
 from lakeupsert.rows.statistics import columns_with_statistics
 from lakeupsert.rows.vectors import mark_deleted
 from lakeupsert.storage import ObjectStore
-from lakeupsert.table.layout import TableObjects, partition_scalars
+from lakeupsert.table.layout import FileKind, TableObjects, partition_scalars
 from lakeupsert.table.manifest import NO_ROWS, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
@@ -60,10 +60,10 @@ class MergeWriter:
             self._floor = greatest_floor(floors, spec.tombstone_schema.empty_table(), spec)
         self._stack = ExitStack()
         self._inline: list[Rows] | None = []  # None: too many tombstones to be inline
-        new_name, kind = (TableObjects.new_delta, "delta") if task.kept else (TableObjects.new_base, "base")
+        kind: FileKind = "delta" if task.kept else "base"
         self.live = DataFileWriter(
             store,
-            partial(new_name, task.partition, task.start),
+            partial(TableObjects.new, kind, task.start, task.partition),
             spec.base_schema,
             footer(kind=kind),
             spec.stored_key,
@@ -72,21 +72,21 @@ class MergeWriter:
         )
         self._tombstones = DataFileWriter(
             store,
-            partial(TableObjects.new_tombstones, task.partition, task.start),
+            partial(TableObjects.new, "tombstones", task.start, task.partition),
             rules.with_times(spec.tombstone_schema),
             footer(kind="tombstones"),
             spec.stored_key,
         )
         self._history = DataFileWriter(
             store,
-            partial(TableObjects.new_history, task.partition, task.start),
+            partial(TableObjects.new, "history", task.start, task.partition),
             spec.history_schema,
             footer(kind="history"),
             (),
             spec.names_written,
         )
         self._quarantine = DataFileWriter(
-            store, partial(TableObjects.new_quarantine, task.start), QUARANTINE_SCHEMA, footer(kind="quarantine"), ()
+            store, partial(TableObjects.new, "quarantine", task.start), QUARANTINE_SCHEMA, footer(kind="quarantine"), ()
         )
 
     def __enter__(self) -> "MergeWriter":
@@ -186,7 +186,7 @@ class MergeWriter:
                     since=self._since,
                 )
             )
-        new_vectors = partial(TableObjects.new_vectors, self._task.partition, self._task.start)
+        new_vectors = partial(TableObjects.new, "vectors", self._task.start, self._task.partition)
         kept = mark_deleted(self._store, self._task.kept, positions, new_vectors) if self._task.kept else ()
         return MergeOutput(
             tuple(self.live.files),

@@ -36,7 +36,7 @@ class QuarantineWriter:
     """
 
     def __init__(self, store: ObjectStore, start: int, footer: Footer) -> None:
-        self._out = DataFileWriter(store, partial(TableObjects.new_quarantine, start), QUARANTINE_SCHEMA, footer, ())
+        self._out = DataFileWriter(store, partial(TableObjects.new, "quarantine", start), QUARANTINE_SCHEMA, footer, ())
         self._batch_id = footer.batch
         self._reasons: Counter[str] = Counter()
         self._examples: dict[str, str] = {}

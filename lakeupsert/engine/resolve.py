@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakeupsert.engine.merge import AGE, MergeTask
-from lakeupsert.rows.arrays import Indices, Mask, Rows
+from lakeupsert.rows.arrays import Indices, Mask, Rows, with_column, with_value
 from lakeupsert.rows.changes import any_per_key
 from lakeupsert.rows.columns import combine_columns, put_counting_first
 from lakeupsert.rows.convert import as_mask
@@ -174,13 +174,12 @@ class Versions(Rule):
     settle = apply
 
     def _numbered(self, rows: Rows) -> Rows:
-        at = rows.schema.get_field_index(BATCH)
-        if at < 0:  # only the columns that decide
+        if BATCH not in rows.schema.names:  # only the columns that decide
             return rows
         ages, stored = rows[AGE].to_numpy(), rows[BATCH].to_numpy()
         keeps = (ages == 0) & ~as_mask(rows[DELETE_FLAG])
         numbers = np.where(keeps, stored, np.array(self._task.numbers)[ages])
-        return rows.set_column(at, rows.schema.field(at), pa.array(numbers))
+        return with_column(rows, BATCH, pa.array(numbers))
 
 
 class FullExtracts(Rule):
@@ -314,9 +313,7 @@ class History(Rule):
             if self._spec.versions:
                 made[BATCH] = self._task.numbers[age]
             for name, value in made.items():
-                at = deletes.schema.get_field_index(name)
-                column = pa.repeat(pa.scalar(value, deletes.schema.field(at).type), deletes.num_rows)
-                deletes = deletes.set_column(at, deletes.schema.field(at), column)
+                deletes = with_value(deletes, name, value)
             yield deletes
 
 

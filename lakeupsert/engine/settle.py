@@ -20,6 +20,7 @@ from lakeupsert.rows.datafiles import Pack, write_in_pieces, write_to_pack
 from lakeupsert.rows.digest import digest_text, hashed_columns, row_hashes
 from lakeupsert.rows.floor import PARTITION, greatest_floor
 from lakeupsert.rows.rank import sort_by_rank
+from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
@@ -220,7 +221,7 @@ def _write(job: AppendJob, rows: Rows) -> dict[str, list[DataFile]]:
     """Write rows, sorted by partition and key, as one object. Returns the files in it by partition."""
     files: defaultdict[str, list[DataFile]] = defaultdict(list)
     ranges = _range_numbers(job, rows)
-    with Pack(job.store, job.new_pack(job.start)) as pack:
+    with Pack(job.store, TableObjects.new(job.pack, job.start)) as pack:
         for number, of_range in cut_by_number(rows, ranges.numbers):
             partition, bucket = ranges.partitions[number >> ranges.bits], number & ((1 << ranges.bits) - 1)
             footer = job.footer("appended", partition, bucket)

@@ -6,11 +6,10 @@ that Spark has no type for passes unchanged. Each call runs one action, once (se
 
 import itertools
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,9 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spar
 
 from lakeupsert.engine.cut import CutOutput, CutTask, cut
 from lakeupsert.engine.hosts import map_counted
-from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
-from lakeupsert.engine.merge_writer import MergeWriter
-from lakeupsert.engine.resolve import KNOWN, Resolved, Rules
+from lakeupsert.engine.merge import MergeOutput, MergeTask
+from lakeupsert.engine.spark_gather import Source, gather
 from lakeupsert.engine.spark_host import TASKS_PER_CORE, SparkHost, pack, spread
 from lakeupsert.engine.spark_session import (
     collect,
@@ -41,43 +39,26 @@ from lakeupsert.engine.spark_tasks import (
     ship,
 )
 from lakeupsert.errors import ConfigurationError, TaskDiedError
-from lakeupsert.landing.adopted import ADOPTED_RANK, read_adopted
+from lakeupsert.landing.adopted import ADOPTED_RANK
 from lakeupsert.rows.arrays import Column as ArrowColumn
 from lakeupsert.rows.arrays import Indices, Mask, Rows
 from lakeupsert.rows.buckets import in_bucket
-from lakeupsert.rows.changes import Tally
-from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import POSITION, stream_file
-from lakeupsert.rows.digest import digest_text, hashed_columns, row_hashes
+from lakeupsert.rows.digest import hashed_columns, row_hashes
 from lakeupsert.rows.floor import DELETED_AT, add_deletion_times, find_forgotten
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, TombstoneFile
-from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, Ordering, TableSpec
+from lakeupsert.table.roles import Ordering
+from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 _ARRIVAL = ("age", "file", "place")
 _DECIDED = ["unit", "source", "row", "deleted", "hash", "error", "nth", "begins", "known", "killed_by", "lacked"]
 
 
-@dataclass(frozen=True)
-class _Source:
-    """One file of a merge.
-
-    Attributes:
-        unit: the task's number in the call.
-        number: the file's number in the task; files in ``kept`` come first.
-        age: 0 for a stored file, then 1, 2, … for the batches.
-    """
-
-    unit: int
-    number: int
-    file: DataFile
-    age: int
-
-
-def _sources(unit: int, task: MergeTask) -> list[_Source]:
+def _sources(unit: int, task: MergeTask) -> list[Source]:
     files = [(file, 0) for file in (*task.stored, *task.tombstones)]
     files += [(file, age) for age, batch in enumerate(task.batches, 1) for file in batch]
-    return [_Source(unit, number, file, age) for number, (file, age) in enumerate(files)]
+    return [Source(unit, number, file, age) for number, (file, age) in enumerate(files)]
 
 
 def _in_pieces(task: MergeTask) -> MergeTask:
@@ -145,8 +126,8 @@ def _run_window(
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for unit, rows in _by_unit(batches):
-            gather = partial(_gather, store, spec, spec_version, by_unit[unit], sources[unit])
-            output = pickle.dumps(attempt_in_task(gather, rows, memory))
+            of_unit = partial(gather, store, spec, spec_version, by_unit[unit], sources[unit])
+            output = pickle.dumps(attempt_in_task(of_unit, rows, memory))
             yield pa.record_batch({"unit": pa.array([unit], pa.int32()), "output": [output]})
 
     memory, schema = task_memory(spark), _deciding_ddl(spec, has_full=has_full)
@@ -166,7 +147,7 @@ def _run_window(
         .mapInArrow(ship(write), "unit int, output binary")
     )
     outputs = {row.unit: pickle.loads(row.output) for row in rows}
-    return [outputs.get(unit) or _gather(store, spec, spec_version, task, [], []) for unit, task in by_unit.items()]
+    return [outputs.get(unit) or gather(store, spec, spec_version, task, [], []) for unit, task in by_unit.items()]
 
 
 # ---------------------------------------------------------------- the window
@@ -275,7 +256,7 @@ def _deciding_ddl(spec: TableSpec, *, has_full: bool) -> str:
 
 
 def _deciding_rows_or_error(
-    store: ObjectStore, spec: TableSpec, task: MergeTask, source: _Source, memory: TaskMemory, *, has_full: bool
+    store: ObjectStore, spec: TableSpec, task: MergeTask, source: Source, memory: TaskMemory, *, has_full: bool
 ) -> Iterator[pa.RecordBatch]:
     """The same, and a row with the error if the file can't be read: the unit fails, and the others of the call do not."""
     try:
@@ -291,7 +272,7 @@ def _deciding_rows_or_error(
 
 
 def _deciding_rows(
-    store: ObjectStore, spec: TableSpec, task: MergeTask, source: _Source, *, has_full: bool
+    store: ObjectStore, spec: TableSpec, task: MergeTask, source: Source, *, has_full: bool
 ) -> Iterator[pa.RecordBatch]:
     """Deciding columns and position of each row of one file that is in the task's bucket."""
     for block in stream_file(store, source.file, _read_schema(spec, task, source)):
@@ -299,12 +280,12 @@ def _deciding_rows(
         yield from pa.table(_deciding_columns(spec, task, source, rows, has_full=has_full)).to_batches()
 
 
-def _has_rank(task: MergeTask, source: _Source) -> bool:
+def _has_rank(task: MergeTask, source: Source) -> bool:
     """Whether the rows of the file have the columns that decide between equal ordering values."""
     return source.age > 0 or (task.cut and source.number < len(task.base))
 
 
-def _read_schema(spec: TableSpec, task: MergeTask, source: _Source) -> pa.Schema:
+def _read_schema(spec: TableSpec, task: MergeTask, source: Source) -> pa.Schema:
     extra = list(ADOPTED_RANK) if _has_rank(task, source) else []
     extra += [spec.ranked_schema.field(DELETE_FLAG)] if source.age and spec.has_deletes else []
     extra += [DELETED_AT] if task.forgets else []
@@ -312,7 +293,7 @@ def _read_schema(spec: TableSpec, task: MergeTask, source: _Source) -> pa.Schema
 
 
 def _deciding_columns(
-    spec: TableSpec, task: MergeTask, source: _Source, rows: Rows, *, has_full: bool
+    spec: TableSpec, task: MergeTask, source: Source, rows: Rows, *, has_full: bool
 ) -> dict[str, ArrowColumn | Indices | Mask]:
     age, file, n = source.age, source.file, rows.num_rows
     has_rank = _has_rank(task, source)
@@ -420,139 +401,3 @@ def _by_unit(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[pa.R
     if unit is not None:
         yield unit, pending
     forget_zip_importers()
-
-
-def _gather(
-    store: ObjectStore,
-    spec: TableSpec,
-    spec_version: int,
-    task: MergeTask,
-    sources: Sequence[_Source],
-    ranked: Sequence[pa.RecordBatch],
-) -> MergeOutput:
-    """Write what the ranked rows of a task come to. Raises the first error that reading its files raised."""
-    for batch in ranked:
-        if batch["error"].null_count < batch.num_rows:
-            raise pickle.loads(batch["error"].drop_null()[0].as_py())
-    return _Gatherer(store, spec, task, sources).run(spec_version, ranked)
-
-
-class _Gatherer:
-    """Reads the rows that one task needs by position, and writes what they come to; adds up the losers.
-
-    Those are the winners, or all rows if a rule needs the losers. Files are sorted by key too, so each is read forward once;
-    only adopted files that were not cut are in memory as a whole.
-    """
-
-    def __init__(self, store: ObjectStore, spec: TableSpec, task: MergeTask, sources: Sequence[_Source]) -> None:
-        self._store, self._spec, self._task = store, spec, task
-        self._rules = Rules(spec, task)
-        self._schema = self._rules.with_times(spec.base_schema)
-        self._cursors: list[_Cursor | Rows] = [
-            _Cursor(stream_file(store, msgspec.structs.replace(s.file, deleted=None), self._schema, spec=spec))
-            if s.age or task.settled or task.cut
-            else read_adopted(store, s.file, spec, task.partition).select(spec.base_schema.names)
-            for s in sources
-        ]
-
-    def run(self, spec_version: int, ranked: Iterable[pa.RecordBatch]) -> MergeOutput:
-        spec, task, rules = self._spec, self._task, self._rules
-        lost = lost_sum = adopted_sum = 0
-        superseded: list[list[Indices]] = [[] for _ in task.kept]
-        counted: list[Rows] = []
-        used: list[Mask] = []
-        tally = Tally()
-        with MergeWriter(self._store, spec, spec_version, task, rules, tally) as out:
-            for batch in _whole_keys(ranked) if rules.needs_losers else ranked:
-                wins, hashes = batch["nth"].to_numpy() == 1, batch["hash"].to_numpy().view(np.uint64)
-                lost += int(np.count_nonzero(~wins))
-                lost_sum += int(hashes[~wins].sum())
-                source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
-                adopted_sum += int(hashes[source < len(task.base)].sum())
-                counted.append(pa.table(batch.select(["nth", "age", "deleted", "version"])))
-                goes = ~wins
-                needed = batch if rules.needs_losers else batch.filter(pa.array(wins & (source >= len(task.kept))))
-                if needed.num_rows:
-                    by_source = np.lexsort((needed["row"].to_numpy(), needed["source"].to_numpy()))
-                    found = rules.resolve(self._read(needed, by_source))
-                    out.write(found)
-                    # A loser may be part of what its key comes to, and another row its first.
-                    if found.uses is not None:
-                        used.append(found.uses[found.order])
-                        at = by_source[found.order]
-                        counted[-1] = counted[-1].take(at).set_column(0, "nth", [np.where(found.wins, 1, 2)])
-                        goes, source, row = found.superseded, source[at], row[at]
-                for number, positions in enumerate(superseded):
-                    positions.append(row[goes & (source == number)])
-            if counted:
-                _count(spec, tally, pa.concat_tables(counted), np.concatenate(used) if used else None)
-        positions = [np.sort(np.concatenate([np.empty(0, np.int64), *found])) for found in superseded]
-        return out.output(lost, digest_text(lost_sum), None if task.settled else digest_text(adopted_sum), positions)
-
-    def _read(self, batch: pa.RecordBatch | Rows, by_source: Indices) -> Resolved:
-        """The rows that a batch names, as Spark ranked them. ``by_source``: its places in the order of files and positions."""
-        task = self._task
-        source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
-        found = [self._cursors[s].take(np.sort(row[source == s])) for s in np.unique(source)]
-        # Files that adopt brought lack the column of times.
-        more = self._schema is not self._spec.base_schema
-        rows = pa.concat_tables([*found, self._schema.empty_table()], promote_options="default" if more else "none")
-        columns = ((DELETE_FLAG, "deleted"), (AGE, "age"), (FILE, "file"), (PLACE, "place"), (KNOWN, "known"))
-        for name, column in columns:
-            rows = rows.append_column(name, batch[column].take(pa.array(by_source)))
-        nth = batch["nth"].to_numpy()
-        order, wins = np.argsort(by_source, kind="stable")[nth > 0], nth[nth > 0] == 1
-        return Resolved(
-            self._rules.add_times(rows),
-            order,
-            wins,
-            winners=order[wins],
-            kept_rows=int(np.count_nonzero(source < len(task.kept))),
-            killed_by=batch["killed_by"].to_numpy()[by_source],
-            lacked=as_mask(batch["lacked"])[by_source] if task.full else None,
-        )
-
-
-def _whole_keys(ranked: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Rows]:
-    """The same rows, in batches that do not cut the rows of a key."""
-    held: list[pa.RecordBatch] = []
-    for batch in ranked:
-        begins = np.flatnonzero(as_mask(batch["begins"]))
-        if len(begins) and (held or begins[-1]):
-            yield pa.Table.from_batches([*held, batch.slice(0, begins[-1])]).combine_chunks()
-            held = []
-        held.append(batch.slice(begins[-1]) if len(begins) else batch)
-    if held:
-        yield pa.Table.from_batches(held).combine_chunks()
-
-
-def _count(spec: TableSpec, tally: Tally, ranked: Rows, uses: Mask | None) -> None:
-    """``uses`` marks rows that are part of what their key comes to; None: the winners."""
-    nth, ages, deleted, versions = (ranked[name].to_numpy() for name in ("nth", "age", "deleted", "version"))
-    dies = nth == 0
-    tally.lacking(ages[dies], deleted[dies])
-    nth, ages, deleted, versions = (column[~dies] for column in (nth, ages, deleted, versions))
-    by_content = (lambda one, other: versions[one] == versions[other]) if spec.ties == "content" else None
-    tally.meet(nth == 1, ages, deleted, by_content, uses)
-
-
-class _Cursor:
-    """Reads a file forward and hands out rows by position."""
-
-    def __init__(self, blocks: Iterator[Rows]) -> None:
-        self._blocks = blocks
-        self._block: Rows | None = None
-        self._begin = 0
-
-    def take(self, rows: Indices) -> Rows:
-        """The rows at these positions, which ascend and are all above those of the call before."""
-        found = []
-        while len(rows):
-            if self._block is None or rows[0] >= self._begin + self._block.num_rows:
-                self._begin += self._block.num_rows if self._block is not None else 0
-                self._block = next(self._blocks)
-                continue
-            here = int(np.searchsorted(rows, self._begin + self._block.num_rows))
-            found.append(self._block.take(pa.array(rows[:here] - self._begin)))
-            rows = rows[here:]
-        return pa.concat_tables(found)

@@ -61,7 +61,8 @@ from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import NotFoundError, ObjectReader
 from lakeupsert.table.ledger import Reason
 from lakeupsert.table.misnamed import describe_separator
-from lakeupsert.table.spec import DELETE_FLAG, HAS, PLACE, DeleteRule, TableSpec
+from lakeupsert.table.roles import DeleteRule
+from lakeupsert.table.spec import DELETE_FLAG, HAS, PLACE, TableSpec
 from lakeupsert.table.types import type_name
 
 if TYPE_CHECKING:
@@ -335,8 +336,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
 
 
 def new_columns(block: Block, spec: TableSpec, accepted: Rows) -> set[str]:
-    """The columns of a block that the spec lacks, and that are not open: an accepted row has a value there, or a null that may be
-    one."""
+    """The columns that the spec lacks and that are not open: an accepted row has a value there, or a null that may be one."""
     known = {*spec.schema.names, *([spec.delete.operation] if spec.delete else [])}
     new = {name for name in block.names if spec.table_name_of(name) not in known}
     brought = block.has if spec.mode == "columns" and spec.nulls == "overwrite" else block.is_valid

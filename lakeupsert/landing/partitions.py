@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 from lakeupsert.rows.buckets import hash_numbers
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.table.layout import WHOLE_TABLE, level_name
-from lakeupsert.table.spec import PartitionColumn, TableSpec
+from lakeupsert.table.roles import PartitionColumn
+from lakeupsert.table.spec import TableSpec
 
 UNPLACED = "_lakeupsert_unplaced"
 """What a record that brings its key alone has as partition, until the key index gives it one (`engine.keys.placing`)."""

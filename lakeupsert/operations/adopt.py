@@ -29,17 +29,18 @@ from lakeupsert.landing.formats.inference import unify
 from lakeupsert.landing.table_logs import TableLog, log_above, log_of
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.discover import is_landing_file
-from lakeupsert.pipeline.key_places import adopted_index
 from lakeupsert.pipeline.open_columns import known_types, open_parts
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
+from lakeupsert.pipeline.table_keys import adopted_index
 from lakeupsert.rows.statistics import columns_with_statistics
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HIVE_NULL, HOME, WHOLE_TABLE, partition_name, partition_of, partition_texts
 from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
 from lakeupsert.table.manifest import BucketEntry, ColumnStatistics, Manifest
-from lakeupsert.table.spec import Ordering, PartitionColumn, TableSpec, field_id
+from lakeupsert.table.roles import Ordering, PartitionColumn
+from lakeupsert.table.spec import TableSpec, field_id
 from lakeupsert.table.types import same_values, widen
 
 AT_ONCE = 16

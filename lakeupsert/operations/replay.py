@@ -26,8 +26,8 @@ from lakeupsert.landing.formats.folders import reading_of
 from lakeupsert.pipeline.append.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.append.discover import AppendOptions, Ground, read_heads
 from lakeupsert.pipeline.append.next_spec import plan_spec, unfit_files
-from lakeupsert.pipeline.key_places import find_refused_again
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.table_keys import find_refused_again
 from lakeupsert.table.chain import Lost, until_won
 from lakeupsert.table.ledger import LedgerEntry, ReplayedFile, find_quarantined
 from lakeupsert.table.reading import StoredReading

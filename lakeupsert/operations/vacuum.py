@@ -25,9 +25,9 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
-from lakeupsert.pipeline.key_places import named_index
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import Publishers, PublisherStanding
+from lakeupsert.pipeline.table_keys import named_index
 from lakeupsert.storage import SCRATCH, ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, KEYS, STATEMENT_ROWS, TableObjects, base_prefix

@@ -12,9 +12,10 @@ from lakeupsert import clock
 from lakeupsert.config import ENVIRONMENT_PREFIX, DeleteSettings, TableSettings
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.formats.positions import LOG_POSITION
-from lakeupsert.table.evolution import create
+from lakeupsert.table.creation import create
 from lakeupsert.table.misnamed import find_typo, nearest_name
-from lakeupsert.table.spec import ColumnGroup, DeleteRule, Ordering, PartitionColumn, TableSpec
+from lakeupsert.table.roles import ColumnGroup, DeleteRule, Ordering, PartitionColumn
+from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import named_type
 
 _ARRIVAL = ("record_timestamp",)

@@ -15,7 +15,7 @@ from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.formats.inference import known_part, without_nulls
 from lakeupsert.pipeline.declared import Declaration
-from lakeupsert.table.spec import PartitionColumn
+from lakeupsert.table.roles import PartitionColumn
 from lakeupsert.table.types import is_partition_type
 
 Types = Mapping[str, pa.DataType]

@@ -60,7 +60,7 @@ def to_duckdb(
     types = dict(zip(view.spec.schema.names, map(str, empty.types), strict=True))
     scans = [_scan(connection, view, types, renames, some) for renames, some in files.items()]
     found = reduce(lambda one, other: one.union(other), scans)
-    return found if columns is None else found.project(", ".join(map(_quote, columns)))
+    return found if columns is None else found.project(", ".join(map(identifier, columns)))
 
 
 def relation_of(connection: "DuckDBPyConnection", rows: object, schema: pa.Schema) -> "DuckDBPyRelation":
@@ -88,13 +88,15 @@ def _scan(
     """The rows of files whose columns have the names after so many renames. A column that no file has is null."""
     names = view.spec.names_in(renames)
     own = {name: names.get(name, name) for name in types}
-    columns = ", ".join(f"CAST(NULL AS {type_}) AS {_quote(own[name])}" for name, type_ in types.items())
-    hive = ", ".join(f"{_quote(own[name])}: {types[name]}" for name in view.spec.partition_by)
-    listed = ", ".join("'" + file.path.replace("'", "''") + "'" for file in files)
+    columns = ", ".join(f"CAST(NULL AS {type_}) AS {identifier(own[name])}" for name, type_ in types.items())
+    hive = ", ".join(f"{identifier(own[name])}: {types[name]}" for name in view.spec.partition_by)
+    listed = ", ".join(literal(file.path) for file in files)
     options = f"hive_partitioning = true, hive_types = {{{hive}}}" if hive else "hive_partitioning = false"
     if view.has_new_columns():
         options += ", union_by_name = true"  # for which DuckDB opens every file before it reads the first
-    shown = ", ".join(f"CAST({_quote(own[name])} AS {type_}) AS {_quote(name)}" for name, type_ in types.items())
+    shown = ", ".join(
+        f"CAST({identifier(own[name])} AS {type_}) AS {identifier(name)}" for name, type_ in types.items()
+    )
     dead = [
         pa.table(
             {FILE: pa.DictionaryArray.from_arrays(pa.nulls(len(places), pa.int8()).fill_null(0), [path]), PLACE: places}
@@ -113,5 +115,10 @@ def _scan(
     return scan.project(shown)
 
 
-def _quote(name: str) -> str:
+def identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def literal(value: object) -> str:
+    """A text of DuckDB's SQL, which takes the type of the column that it is compared with."""
+    return "'" + str(value).replace("'", "''") + "'"

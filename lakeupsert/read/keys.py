@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.read.query import identifier, literal
+from lakeupsert.read.duckdb import identifier, literal
 from lakeupsert.rows.arrays import Column, Rows
 from lakeupsert.rows.convert import convert
 from lakeupsert.rows.datafiles import stream_file

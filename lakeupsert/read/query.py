@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,7 +13,7 @@ import pyarrow as pa
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.read.arrow import reader_schema, to_arrow
-from lakeupsert.read.duckdb import relation_of, to_duckdb
+from lakeupsert.read.duckdb import identifier, literal, relation_of, to_duckdb
 from lakeupsert.read.native import files_to_scan, missing
 from lakeupsert.read.view import View
 
@@ -70,9 +69,7 @@ class QueryResult:
     def __enter__(self) -> "QueryResult":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __iter__(self) -> "QueryResult":
@@ -263,12 +260,3 @@ def _unfit_query(why: object, name: str = "") -> ConfigurationError:
     ends_line = text.endswith("^")  # it marks a place in the line above
     end = "\n" if ends_line else " " if text.endswith(("?", "!")) else ". "
     return ConfigurationError("unfit-query", f"The query can't be run: {text}{end}Nothing was changed.", next=step)
-
-
-def identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def literal(value: object) -> str:
-    """A text of DuckDB's SQL, which takes the type of the column that it is compared with."""
-    return "'" + str(value).replace("'", "''") + "'"

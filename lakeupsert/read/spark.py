@@ -7,7 +7,7 @@ of the session take precedence, and are not changed.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import reduce
@@ -381,32 +381,34 @@ class SparkTerms:
         return column.like(pattern)
 
 
+_PLAIN_TYPES: dict[pa.DataType, s.DataType] = {
+    pa.bool_(): s.BooleanType(),
+    pa.int8(): s.ByteType(),
+    pa.int16(): s.ShortType(),
+    pa.int32(): s.IntegerType(),
+    pa.int64(): s.LongType(),
+    pa.uint8(): s.ShortType(),
+    pa.uint16(): s.IntegerType(),
+    pa.uint32(): s.LongType(),
+    pa.uint64(): s.DecimalType(20, 0),
+    pa.float32(): s.FloatType(),
+    pa.float64(): s.DoubleType(),
+    pa.string(): s.StringType(),
+    pa.large_string(): s.StringType(),
+    pa.binary(): s.BinaryType(),
+    pa.large_binary(): s.BinaryType(),
+    pa.date32(): s.DateType(),
+    pa.date64(): s.DateType(),
+}
+
+
 def spark_type(type_: pa.DataType, column: str) -> s.DataType:
     """Spark's type for an Arrow type, as its Parquet reader has it."""
     t = pa.types
-    plain_types: list[tuple[Callable[[pa.DataType], bool], s.DataType]] = [
-        (t.is_boolean, s.BooleanType()),
-        (t.is_int8, s.ByteType()),
-        (t.is_int16, s.ShortType()),
-        (t.is_int32, s.IntegerType()),
-        (t.is_int64, s.LongType()),
-        (t.is_uint8, s.ShortType()),
-        (t.is_uint16, s.IntegerType()),
-        (t.is_uint32, s.LongType()),
-        (t.is_uint64, s.DecimalType(20, 0)),
-        (t.is_float32, s.FloatType()),
-        (t.is_float64, s.DoubleType()),
-        (t.is_string, s.StringType()),
-        (t.is_large_string, s.StringType()),
-        (t.is_binary, s.BinaryType()),
-        (t.is_large_binary, s.BinaryType()),
-        (t.is_fixed_size_binary, s.BinaryType()),
-        (t.is_date32, s.DateType()),
-        (t.is_date64, s.DateType()),
-    ]
-    for is_type, found in plain_types:
-        if is_type(type_):
-            return found
+    if type_ in _PLAIN_TYPES:
+        return _PLAIN_TYPES[type_]
+    if t.is_fixed_size_binary(type_):
+        return s.BinaryType()
     if t.is_decimal(type_) and type_.precision <= 38:
         return s.DecimalType(type_.precision, type_.scale)
     if t.is_timestamp(type_) and type_.unit != "ns":

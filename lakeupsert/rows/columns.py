@@ -26,7 +26,8 @@ import pyarrow.compute as pc
 from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.rank import sort_key, sortable
-from lakeupsert.table.spec import DELETE_FLAG, HAS, OLDER, Ordering, TableSpec
+from lakeupsert.table.roles import Ordering
+from lakeupsert.table.spec import DELETE_FLAG, HAS, OLDER, TableSpec
 
 _CARRIED = 0
 """The bit of `HAS` that marks carried rows: field ids count from 1."""

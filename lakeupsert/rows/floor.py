@@ -27,7 +27,8 @@ from lakeupsert.rows.datafiles import from_bytes, read_file, to_bytes
 from lakeupsert.rows.rank import sort_key, sortable
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, Manifest
-from lakeupsert.table.spec import DELETE_FLAG, Ordering, TableSpec
+from lakeupsert.table.roles import Ordering
+from lakeupsert.table.spec import DELETE_FLAG, TableSpec
 
 DELETED_AT = pa.field("_lakeupsert_deleted_at", pa.int64())
 """Column of tombstone files in tables that forget deletes: the receipt stamp of the batch that deleted the key."""

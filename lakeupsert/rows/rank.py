@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
 from lakeupsert.rows.convert import as_mask
-from lakeupsert.table.spec import DELETE_FLAG, Ordering, TableSpec
+from lakeupsert.table.roles import Ordering
+from lakeupsert.table.spec import DELETE_FLAG, TableSpec
 
 
 def sort_by_rank(

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from datetime import date
+from typing import Literal
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -39,27 +40,29 @@ WHOLE_TABLE = "whole-table"
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 _SHORT_DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-_OURS = re.compile(
-    "(?:.*/)?(?:"
-    + "|".join(
-        rf"{kind}-(\d+)-[0-9a-f]{{32}}\.{ending}"
-        for kind, ending in {
-            "base": "parquet",
-            "appended": "pack",
-            "moved": "pack",
-            "statement": "pack",
-            "keys": r"parquet\.keys",
-            "delta": r"parquet\.delta",
-            "history": r"parquet\.history",
-            "vectors": "roaring",
-            "tombstones": r"parquet\.keys",
-            "quarantine": r"parquet\.rows",
-            "unit": "json",
-            "cut": "pack",
-        }.items()
-    )
-    + ")"
+FileKind = Literal[
+    "base", "appended", "statement", "moved", "keys", "delta", "history", "vectors", "tombstones", "quarantine", "cut"
+]  # fmt: skip
+_FILES: dict[FileKind, tuple[str, str]] = {
+    "base": ("", "parquet"),
+    "appended": (DATA, "pack"),
+    "statement": (STATEMENT_ROWS, "pack"),
+    "moved": (DATA, "pack"),
+    "keys": (KEYS, "parquet.keys"),
+    "delta": (DATA, "parquet.delta"),
+    "history": (DATA, "parquet.history"),
+    "vectors": (DATA, "roaring"),
+    "tombstones": (DATA, "parquet.keys"),
+    "quarantine": (QUARANTINE, "parquet.rows"),
+    "cut": (f"{HOME}/units", "pack"),
+}
+"""Folder and ending of each kind of file. Only base files end in `.parquet`: DuckDB and Polars would read others as if their
+rows were merged. A cut is stored only until the merge that reads it has ended, like the results of units."""
+_KINDS = "|".join(
+    rf"{kind}-(\d+)-[0-9a-f]{{32}}\.{re.escape(ending)}"
+    for kind, ending in [("unit", "json"), *((kind, ending) for kind, (_, ending) in _FILES.items())]
 )
+_OURS = re.compile(f"(?:.*/)?(?:{_KINDS})")
 
 
 def _parse_spec(spec: TableSpec, where: str) -> None:
@@ -112,35 +115,16 @@ class TableObjects:
     # writes. Vacuum deletes an unnamed file only if its writer started below a fence, and so can no longer commit.
 
     @staticmethod
-    def new_base(partition: str, start: int) -> str:
-        return f"{base_prefix(partition)}base-{start}-{clock.new_id()}.parquet"
-
-    @staticmethod
-    def new_appended(start: int) -> str:
-        # No name below ends in `.parquet`, because DuckDB and Polars would read these rows as if they were merged.
-        return f"{DATA}/appended-{start}-{clock.new_id()}.pack"
-
-    @staticmethod
-    def new_statement(start: int) -> str:
-        return f"{STATEMENT_ROWS}/statement-{start}-{clock.new_id()}.pack"
-
-    @staticmethod
-    def new_moved(start: int) -> str:
-        return f"{DATA}/moved-{start}-{clock.new_id()}.pack"
+    def new(kind: FileKind, start: int, partition: str | None = None) -> str:
+        """A new name for a file of a partition; None: of several, or of none."""
+        folder, ending = _FILES[kind]
+        inside = f"{folder}/" if partition is None else f"{folder}/{partition}/" if folder else base_prefix(partition)
+        return f"{inside}{kind}-{start}-{clock.new_id()}.{ending}"
 
     @staticmethod
     def is_moved(name: str) -> bool:
         """Whether this is a pack of deletes that got their partitions from the key index (`engine.keys`)."""
         return name.startswith(f"{DATA}/moved-")
-
-    @staticmethod
-    def new_late(start: int) -> str:
-        """Deletion vectors of appended files."""
-        return f"{DATA}/vectors-{start}-{clock.new_id()}.roaring"
-
-    @staticmethod
-    def new_keys(start: int) -> str:
-        return f"{KEYS}/keys-{start}-{clock.new_id()}.parquet.keys"
 
     @staticmethod
     def new_key_cut(start: int, rebuild: str) -> str:
@@ -153,26 +137,6 @@ class TableObjects:
         return f"{KEYS}/cut-{start}-{rebuild}"
 
     @staticmethod
-    def new_delta(partition: str, start: int) -> str:
-        return f"{DATA}/{partition}/delta-{start}-{clock.new_id()}.parquet.delta"
-
-    @staticmethod
-    def new_history(partition: str, start: int) -> str:
-        return f"{DATA}/{partition}/history-{start}-{clock.new_id()}.parquet.history"
-
-    @staticmethod
-    def new_vectors(partition: str, start: int) -> str:
-        return f"{DATA}/{partition}/vectors-{start}-{clock.new_id()}.roaring"
-
-    @staticmethod
-    def new_tombstones(partition: str, start: int) -> str:
-        return f"{DATA}/{partition}/tombstones-{start}-{clock.new_id()}.parquet.keys"
-
-    @staticmethod
-    def new_quarantine(start: int) -> str:
-        return f"{QUARANTINE}/quarantine-{start}-{clock.new_id()}.parquet.rows"
-
-    @staticmethod
     def unit_results(partition: str) -> str:
         """The prefix of the names of all unit results of a partition."""
         return f"{HOME}/units/{partition}/unit-"
@@ -181,11 +145,6 @@ class TableObjects:
     def new_unit_result(partition: str, start: int, key: str) -> str:
         """``key``: 32 hex digits that identify the unit."""
         return f"{TableObjects.unit_results(partition)}{start}-{key}.json"
-
-    @staticmethod
-    def new_cut(partition: str, start: int) -> str:
-        """Stored here only until the merge that reads it has ended, like the results of units."""
-        return f"{HOME}/units/{partition}/cut-{start}-{clock.new_id()}.pack"
 
     @staticmethod
     def is_cut(name: str) -> bool:

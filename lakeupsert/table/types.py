@@ -64,9 +64,7 @@ def type_name(type_: pa.DataType) -> str:
 def normalize(type_: pa.DataType) -> pa.DataType:
     """The type in which a table stores a landing column: without encodings, nested fields nullable. It holds the same values."""
     t = pa.types
-    if t.is_dictionary(type_):
-        return normalize(type_.value_type)
-    if t.is_run_end_encoded(type_):
+    if t.is_dictionary(type_) or t.is_run_end_encoded(type_):
         return normalize(type_.value_type)
     if t.is_string_view(type_):
         return pa.string()  # pyarrow's filter and take have no kernels for views
@@ -92,6 +90,7 @@ def _nullable(field: pa.Field) -> pa.Field:
 _SIGNED = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
 _UNSIGNED = [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
 _FLOATS = [pa.float32(), pa.float64()]  # not float16: Spark can't read such files, not even as a wider type
+_SMALL = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 _UNITS = ["s", "ms", "us"]  # not ns: years after 2262 would no longer fit
 
 
@@ -128,25 +127,10 @@ def widen(current: pa.DataType, incoming: pa.DataType) -> pa.DataType:
                 current if (precision, scale) == (current.precision, current.scale) else pa.decimal128(precision, scale)
             )
         return current if precision > 76 else pa.decimal256(precision, scale)
-    if (
-        t.is_timestamp(current)
-        and t.is_timestamp(incoming)
-        and current.tz == incoming.tz
-        and (
-            current.unit in _UNITS
-            and incoming.unit in _UNITS
-            and _UNITS.index(incoming.unit) > _UNITS.index(current.unit)
-        )
-    ):
-        return incoming
-    if t.is_string(current) and t.is_large_string(incoming):
-        return incoming
-    if t.is_binary(current) and t.is_large_binary(incoming):
-        return incoming
-    return current
-
-
-_SMALL = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+    are_times = t.is_timestamp(current) and t.is_timestamp(incoming)
+    if are_times and current.tz == incoming.tz and {current.unit, incoming.unit} <= {*_UNITS}:
+        return max(current, incoming, key=lambda one: _UNITS.index(one.unit))
+    return incoming if current.equals(_SMALL.get(incoming, pa.null())) else current
 
 
 def same_values(one: pa.DataType, other: pa.DataType) -> bool:

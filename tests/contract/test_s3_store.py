@@ -28,7 +28,7 @@ from lakeupsert.storage import (
     s3,
 )
 from lakeupsert.table.chain import Chain
-from lakeupsert.table.evolution import create
+from lakeupsert.table.creation import create
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.testing.contracts import ObjectStoreContract
 from tests.harness.proxy import FaultProxy, Rule, refuse

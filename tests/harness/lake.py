@@ -29,7 +29,7 @@ from lakeupsert.read.view import View
 from lakeupsert.storage import ObjectStore, open_store
 from lakeupsert.table.layout import WHOLE_TABLE
 from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.table.spec import PartitionColumn
+from lakeupsert.table.roles import PartitionColumn
 from lakeupsert.table.types import named_type
 from lakeupsert.testing.faults import Fault, FaultyQueue, FaultyStore, Killed, Points
 from tests.harness.model import Change, Row, Rules, counts_at, expected

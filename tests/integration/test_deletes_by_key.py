@@ -11,7 +11,7 @@ import pytest
 
 from lakeupsert.config import DeleteSettings, ReadSettings, load
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.pipeline import key_places, opened
+from lakeupsert.pipeline import opened, table_keys
 from lakeupsert.table import ledger
 from lakeupsert.testing.faults import FAULTS, Fault
 from lakeupsert.testing.proof import assert_proved
@@ -272,7 +272,7 @@ def test_first_batch_has_nothing_to_delete(lake: Lake) -> None:
 def test_append_struck_at_any_call_deletes_once(
     tmp_path: Path, fault: Fault, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_places, "MOST_CHANGED", 0)
+    monkeypatch.setattr(table_keys, "MOST_CHANGED", 0)
     lake = Lake(tmp_path / "lake", key_scope="table", unknown_deletes=kept)
     night(lake, 1, row("a", 0, 1), row("b", 1, 5))
     x = [by_key("x", 3)]

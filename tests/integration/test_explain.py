@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.operations.explain.explain import ExplainedPartition, Version
-from lakeupsert.table.evolution import create
+from lakeupsert.table.creation import create
 from lakeupsert.table.ledger import LedgerEntry, Touched
 from lakeupsert.table.manifest import BucketEntry, Counters, DataFile, FailedMark, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from lakeupsert import Table
 from lakeupsert.cli import main
-from lakeupsert.table.spec import PartitionColumn
+from lakeupsert.table.roles import PartitionColumn
 
 
 def packaged(package: str, name: str) -> bytes:

@@ -24,7 +24,7 @@ from lakeupsert.engine.by_name import HostName
 from lakeupsert.engine.keys import spill
 from lakeupsert.engine.keys.carry import WrongIndexError
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.pipeline import key_places
+from lakeupsert.pipeline import table_keys
 from lakeupsert.storage import open_store
 from lakeupsert.table.layout import KEYS
 from lakeupsert.testing.faults import FAULTS, Fault
@@ -184,7 +184,7 @@ def test_random_records_come_to_what_was_taken_of_them(
 ) -> None:
     """In any order, with keys that are deleted and come again elsewhere, with merges, compactions and lost indexes between."""
     rng = random.Random(seed)
-    monkeypatch.setattr(key_places, "MOST_CHANGED", rng.choice([0, 9]))
+    monkeypatch.setattr(table_keys, "MOST_CHANGED", rng.choice([0, 9]))
     if seed % 3 == 0:
         monkeypatch.setattr(spill, "RANGE_ROWS", 4)
         monkeypatch.setattr(spill, "MOST_BITS", 3)
@@ -530,7 +530,7 @@ def test_buckets_that_keys_do_not_leave_are_not_read(
 def test_wrong_index_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nights = Nights(tmp_path)
     nights.night(full("a", 1, 1, u=1), full("b", 2, 1))
-    monkeypatch.setattr(key_places, "carried_rows", wrong_once(key_places.carried_rows))
+    monkeypatch.setattr(table_keys, "carried_rows", wrong_once(table_keys.carried_rows))
     assert not nights.night(full("a", 2, 5, v=5))
     assert nights.table.objects.ledger.head().body.index.up_to == 1
     nights.check()

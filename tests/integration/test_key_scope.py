@@ -21,7 +21,7 @@ from lakeupsert.engine.keys import index, rebuild, spill
 from lakeupsert.engine.keys.batch import WrittenBatch
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError, TaskDiedError
 from lakeupsert.operations import vacuum
-from lakeupsert.pipeline import key_places
+from lakeupsert.pipeline import table_keys
 from lakeupsert.pipeline.append import append as append_module
 from lakeupsert.pipeline.append.append import append
 from lakeupsert.pipeline.append.discover import AppendOptions
@@ -149,7 +149,7 @@ def test_index_in_many_ranges_is_the_same(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_changes_of_many_nights_hold_in_their_order(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_places, "MOST_CHANGED", 1000)
+    monkeypatch.setattr(table_keys, "MOST_CHANGED", 1000)
     for number, (day, ts) in enumerate([(0, 0), (1, 1), (2, 1), (0, 1), (1, 0), (2, 1), (2, 5), (0, 4)]):
         night(lake, number, [row("a", day, ts, number), row(f"k{number}", 0, 0)])
         lake.check()
@@ -243,7 +243,7 @@ def test_vacuum_keeps_the_index_of_the_head_and_no_other(lake: Lake) -> None:
     lake.table.vacuum(dry=False)
     head = lake.table.objects.ledger.head()
     assert head is not None
-    index = key_places.named_index(lake.table.objects.headers(head.number))
+    index = table_keys.named_index(lake.table.objects.headers(head.number))
     assert index is not None
     assert objects(lake) == {f.name for f in index.all}
     night(lake, 9, [row("a", 2, 9)])

@@ -28,7 +28,7 @@ from lakeupsert.queue import Message
 from lakeupsert.read.view import View, partitions_of
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.evolution import create
+from lakeupsert.table.creation import create
 from lakeupsert.table.layout import WHOLE_TABLE, TableObjects
 from lakeupsert.table.manifest import BucketEntry, DataFile
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot

@@ -16,7 +16,7 @@ from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.operations.recompute.text import read_text
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.evolution import create
+from lakeupsert.table.creation import create
 from tests.harness.rounds import TIMES
 
 NAMES = ("id", "day", "note")

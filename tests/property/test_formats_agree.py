@@ -19,7 +19,7 @@ from lakeupsert.landing.accept import RowRules, read_rows
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.storage import ObjectInfo
-from lakeupsert.table.evolution import create
+from lakeupsert.table.creation import create
 from tests.harness.rounds import TIMES
 
 NAMES = ("id", "day", "note")

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, TryAgainError
-from lakeupsert.pipeline import key_places, strategy
+from lakeupsert.pipeline import strategy, table_keys
 from lakeupsert.pipeline.merge import units
 from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.workers.worker import drain
@@ -98,7 +98,7 @@ class LakeMachine(RuleBasedStateMachine):
         versions: bool,
     ) -> None:
         self.patch.setattr(strategy, "TOGETHER", together)
-        self.patch.setattr(key_places, "MOST_CHANGED", together - 2)
+        self.patch.setattr(table_keys, "MOST_CHANGED", together - 2)
         self.patch.setattr(units, "ALONE_BUCKETS", alone)
         order_by, ties = "ts asc nulls first" if backwards else "ts", "content" if content else "arrival"
         if self.key_scope == "table":

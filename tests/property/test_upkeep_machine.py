@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, RefusedError, TryAgainError
-from lakeupsert.pipeline import key_places, strategy
+from lakeupsert.pipeline import strategy, table_keys
 from lakeupsert.pipeline.merge import units
 from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
@@ -136,7 +136,7 @@ class UpkeepMachine(RuleBasedStateMachine):
         stored = {name for name in self.lake.stored_files() if "/quarantine/" not in name}
         assert stored == named, f"left over: {stored - named}, lost: {named - stored}"
         keys = {f.name for f in table.store.list(f"{KEYS}/")}
-        index = key_places.named_index(table.headers(self.lake.entries()[-1][0]))
+        index = table_keys.named_index(table.headers(self.lake.entries()[-1][0]))
         assert keys == {f.name for f in (index.all if index else ())}
 
     def struck(self, strike: Any, step: Any) -> None:
@@ -178,7 +178,7 @@ class UpkeepMachine(RuleBasedStateMachine):
         """Some lakes begin as plain Parquet with a key more than once; who adopts it dies, and then two do it at once."""
         self.patch.setattr(strategy, "TOGETHER", together)
         self.patch.setattr(
-            key_places, "MOST_CHANGED", together - 2
+            table_keys, "MOST_CHANGED", together - 2
         )  # the index is written anew by every append, or by none
         if self.key_scope == "table" and "d" not in partition_by:
             partition_by = ("d",)

@@ -22,7 +22,7 @@ from lakeupsert.landing.adopted import read_footer
 from lakeupsert.landing.files import first_rows, survey
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.evolution import create
+from lakeupsert.table.creation import create
 
 ORC = Path(__file__).parent / "orc"
 IDS = [uuid.UUID(int=2**127 + 5), None, uuid.UUID(int=1)]

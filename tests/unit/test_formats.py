@@ -31,7 +31,7 @@ from lakeupsert.landing.files import Survey, first_rows, preview, survey
 from lakeupsert.landing.formats import avrofile, blocks, csvfile, delimited
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.evolution import create
+from lakeupsert.table.creation import create
 from lakeupsert.table.spec import TableSpec
 
 RECEIVED = int(datetime(2026, 3, 1, tzinfo=UTC).timestamp()) * 1_000_000

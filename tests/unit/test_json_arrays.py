@@ -18,7 +18,8 @@ from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.jsonarray import array_begin, cut_elements
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.evolution import create, evolve
+from lakeupsert.table.creation import create
+from lakeupsert.table.evolution import evolve
 from lakeupsert.table.spec import TableSpec
 
 values = st.recursive(

@@ -23,8 +23,9 @@ from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput, Un
 from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.rows.convert import decode
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.evolution import create
-from lakeupsert.table.spec import DeleteRule, TableSpec
+from lakeupsert.table.creation import create
+from lakeupsert.table.roles import DeleteRule
+from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import normalize
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from lakeupsert.rows.rank import count_rows_up_to, equal_rows, mark_versions, sort_by_key, sort_by_rank, sortable
-from lakeupsert.table.evolution import create
-from lakeupsert.table.spec import DELETE_FLAG, DeleteRule, TableSpec
+from lakeupsert.table.creation import create
+from lakeupsert.table.roles import DeleteRule
+from lakeupsert.table.spec import DELETE_FLAG, TableSpec
 from tests.harness.order_cases import ORDER_CASES, OrderCase, Record
 
 TIES = ("file", "place")

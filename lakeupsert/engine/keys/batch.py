@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 from lakeupsert.engine.keys import effects
 from lakeupsert.engine.keys.carry import as_carried, newer_parts
 from lakeupsert.engine.keys.effects import ALONE, Effect
-from lakeupsert.engine.keys.index import IndexTarget, add_hashes, arrived_schema, repeat
+from lakeupsert.engine.keys.index import IndexTarget, add_hashes, arrived_schema
 from lakeupsert.engine.keys.lives import UnknownKeys
 from lakeupsert.engine.keys.spill import KeptPacks
 from lakeupsert.landing.partitions import UNPLACED
-from lakeupsert.rows.arrays import Column, Indices, Rows
+from lakeupsert.rows.arrays import Column, Indices, Rows, repeat
 from lakeupsert.rows.datafiles import POSITION, Pack, align, read_file, stream_file, write_to_pack
 from lakeupsert.rows.digest import Digest
 from lakeupsert.rows.floor import PARTITION
@@ -137,7 +137,7 @@ class Batch:
             [file for _, file in stay],
             [np.concatenate([nothing, *self._gone.get(n, [])]) for n, _ in stay],
         )
-        live = mark_deleted(self._to.store, files, positions, partial(TableObjects.new_late, self._to.start))
+        live = mark_deleted(self._to.store, files, positions, partial(TableObjects.new, "vectors", self._to.start))
         by_name = {(f.name, f.at): f for f in live}
         result = dict(self._touched)
         alone = result.pop(UNPLACED, NOTHING)
@@ -204,7 +204,7 @@ class WrittenBatch:
             schema = schema.append(spec.base_schema.field(OLDER)).append(pa.field(MOVED_FROM, pa.string()))
         else:
             landed = True
-        with Pack(to.store, TableObjects.new_moved(to.start)) as pack:
+        with Pack(to.store, TableObjects.new("moved", to.start)) as pack:
             for partition in sorted(pc.unique(rows[PARTITION]).to_pylist()):
                 coming = align(rows.filter(pc.equal(rows[PARTITION], partition)), schema)
                 digest = Digest(spec)

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.arrow import add_ranks
-from lakeupsert.engine.keys.index import HASH, is_among_hashes, with_column
+from lakeupsert.engine.keys.index import HASH, is_among_hashes
 from lakeupsert.engine.merge import AGE
 from lakeupsert.engine.resolve import TIES, rank
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.landing.adopted import stream_adopted
-from lakeupsert.rows.arrays import Rows
+from lakeupsert.rows.arrays import Rows, with_column, with_value
 from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.columns import combine_columns, mark_carried, parts_of, put_counting_first
 from lakeupsert.rows.datafiles import Near, align, stream_file
@@ -89,28 +89,24 @@ def carried_rows(store: ObjectStore, spec: TableSpec, leaving: Leaving) -> Rows:
             f"The key index has {keys.num_rows} keys in {keys[PARTITION][0]}, and {rows.num_rows} of them have a row there.",
             next="run `lakeupsert reconcile` to see what differs",
         )
-    rows = mark_carried(rows.take(sort_by_key(rows, spec.stored_key)), spec)
-    for name, type_ in ((FILE, pa.int32()), (PLACE, pa.int64())):
-        rows = with_column(rows, name, pa.repeat(pa.scalar(OF_EARLIER_BATCH, type_), rows.num_rows))
+    rows = _of_earlier_batch(mark_carried(rows.take(sort_by_key(rows, spec.stored_key)), spec))
     return with_column(rows, PARTITION, keys[MOVED_TO]).append_column(MOVED_FROM, keys[PARTITION])
 
 
 def as_carried(deletes: Rows, spec: TableSpec) -> Rows:
     """Deletes, with their partition in `PARTITION` and `MOVED_TO`: nothing counts there that was stored of their keys."""
-    rows = align(
-        deletes, pa.schema([*spec.ranked_schema, *(deletes.schema.field(name) for name in (PARTITION, MOVED_TO))])
-    )
-    for name, type_ in ((FILE, pa.int32()), (PLACE, pa.int64())):
-        rows = with_column(rows, name, pa.repeat(pa.scalar(OF_EARLIER_BATCH, type_), rows.num_rows))
-    return mark_carried(rows, spec)
+    schema = pa.schema([*spec.ranked_schema, *(deletes.schema.field(name) for name in (PARTITION, MOVED_TO))])
+    return mark_carried(_of_earlier_batch(align(deletes, schema)), spec)
+
+
+def _of_earlier_batch(rows: Rows) -> Rows:
+    return with_value(with_value(rows, FILE, OF_EARLIER_BATCH), PLACE, OF_EARLIER_BATCH)
 
 
 def newer_parts(rows: Rows, deletes: Rows, spec: TableSpec) -> Rows:
     """What is left of some ``rows``, of one of `carried_rows` a key, after ``deletes`` of the same keys: the records that are
     newer, see `columns.parts_of`."""
-    both = pa.concat_tables([rows, align(deletes, rows.schema)])
-    both = with_column(both, AGE, pa.repeat(pa.scalar(0, both.schema.field(AGE).type), both.num_rows))
-    found = rank(both, spec)
+    found = rank(with_value(pa.concat_tables([rows, align(deletes, rows.schema)]), AGE, 0), spec)
     combined = combine_columns(found.rows, spec, found.order, found.wins, TIES)
     return parts_of(combined.rows.take(pa.array(combined.chosen)), spec)
 

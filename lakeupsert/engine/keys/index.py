@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.merge import AGE
-from lakeupsert.rows.arrays import Column, Hashes, Mask, Rows
+from lakeupsert.rows.arrays import Hashes, Mask, Rows, repeat, with_column
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.rows.datafiles import POSITION, DataFileWriter, Footer, align, stream_file
 from lakeupsert.rows.floor import PARTITION
@@ -124,7 +124,7 @@ class StoredIndex:
 
 def write_index(to: IndexTarget, range_: Range, rows: Rows) -> list[DataFile]:
     footer = to.footer("keys", bucket=range_.bucket, bits=range_.bits)
-    new_name = partial(TableObjects.new_keys, to.start)
+    new_name = partial(TableObjects.new, "keys", to.start)
     with DataFileWriter(to.store, new_name, key_schema(to.spec), footer, ()) as out:
         out.write(align(rows, key_schema(to.spec)))
     return out.files
@@ -144,10 +144,6 @@ def add_hashes(rows: Rows, spec: TableSpec) -> Rows:
     return rows.append_column(HASH, pa.array(key_hashes(rows, spec)))
 
 
-def repeat(value: object, type_: pa.DataType, rows: Rows) -> Column:
-    return pa.repeat(pa.scalar(value, type_), rows.num_rows)
-
-
 def is_among_hashes(rows: Rows, hashes: Hashes) -> Mask:
     """The rows whose `HASH` is one of these, which are sorted."""
     own = rows[HASH].to_numpy()
@@ -157,15 +153,9 @@ def is_among_hashes(rows: Rows, hashes: Hashes) -> Mask:
     return found
 
 
-def with_column(rows: Rows, name: str, column: Column) -> Rows:
-    """``rows`` with other values in a column that they have."""
-    at = rows.schema.get_field_index(name)
-    return rows.set_column(at, rows.schema.field(at), column)
-
-
 def by_age(tables: Sequence[Rows], columns: Sequence[str]) -> Rows:
     """The tables, one below the other. `AGE` is a row's table."""
-    ages = [pa.repeat(pa.scalar(age, pa.int8()), rows.num_rows) for age, rows in enumerate(tables)]
+    ages = [repeat(age, pa.int8(), rows) for age, rows in enumerate(tables)]
     return pa.concat_tables(
         [rows.select(columns).append_column(AGE, age) for rows, age in zip(tables, ages, strict=True)],
         promote_options="default",  # a column that can't be null in one of them may be so in another

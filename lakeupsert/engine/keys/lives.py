@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.keys import effects
 from lakeupsert.engine.keys.effects import ALONE, Effect
-from lakeupsert.engine.keys.index import HASH, NAMED, NAMING, by_age, with_column, with_naming_order
+from lakeupsert.engine.keys.index import HASH, NAMED, NAMING, by_age, with_naming_order
 from lakeupsert.engine.merge import AGE
 from lakeupsert.landing.partitions import UNPLACED
-from lakeupsert.rows.arrays import Indices, Mask, Rows
+from lakeupsert.rows.arrays import Indices, Mask, Rows, repeat, with_column, with_value
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.rows.rank import sort_by_rank
@@ -117,9 +117,8 @@ class Lives:
         self, rows: Rows, stored: Rows, spec: TableSpec, unknown: UnknownKeys | None, unreadable: Collection[str]
     ) -> None:
         self._rows, self._spec, self._unknown = rows, spec, unknown
-        known = stored
-        for name, type_ in ((FILE, pa.int32()), (PLACE, pa.int64())):
-            known = known.append_column(name, pa.repeat(pa.scalar(OF_EARLIER_BATCH, type_), stored.num_rows))
+        known = stored.append_column(FILE, repeat(OF_EARLIER_BATCH, pa.int32(), stored))
+        known = known.append_column(PLACE, repeat(OF_EARLIER_BATCH, pa.int64(), stored))
         naming = with_naming_order(known.filter(stored[NAMING].is_valid()), spec)
         columns = [HASH, *spec.tombstone_schema.names, PARTITION, DELETE_FLAG, FILE, PLACE]
         self._both = by_age((naming, known, rows), columns)
@@ -190,7 +189,7 @@ class Lives:
         """Deletes of the rank of some records, each with the partition that it is for, and another one in `MOVED_TO`."""
         places, partitions, others = np.array(found, np.int64).T
         rows = self._both.take(pa.array(places)).drop_columns([HASH])
-        rows = with_column(rows, DELETE_FLAG, pa.repeat(True, rows.num_rows))
+        rows = with_value(rows, DELETE_FLAG, True)
         rows = with_column(rows, PARTITION, self._with_names(partitions))
         return rows.append_column(MOVED_TO, self._with_names(others))
 

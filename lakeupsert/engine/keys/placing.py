@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.keys import effects
 from lakeupsert.engine.keys.effects import ALONE, Effect
-from lakeupsert.engine.keys.index import HASH, NAMED, by_age, is_among_hashes, key_schema, repeat, with_column
+from lakeupsert.engine.keys.index import HASH, NAMED, by_age, is_among_hashes, key_schema
 from lakeupsert.engine.keys.lives import Lives, UnknownKeys
 from lakeupsert.engine.merge import AGE
 from lakeupsert.landing.partitions import UNPLACED
-from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
+from lakeupsert.rows.arrays import Column, Indices, Mask, Rows, repeat, with_column
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.rows.rank import sort_by_rank

@@ -30,8 +30,6 @@ from lakeupsert.engine.keys.index import (
     add_hashes,
     arrived_schema,
     naming_fields,
-    repeat,
-    with_column,
     with_naming_order,
     without_order,
     write_index,
@@ -41,7 +39,7 @@ from lakeupsert.engine.merge import AGE
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.adopted import refuse_null_keys
-from lakeupsert.rows.arrays import Rows
+from lakeupsert.rows.arrays import Rows, repeat, with_column
 from lakeupsert.rows.columns import all_named, find_naming
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import POSITION, read_file, stream_file

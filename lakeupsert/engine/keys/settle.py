@@ -29,13 +29,12 @@ from lakeupsert.engine.keys.index import (
     add_hashes,
     is_among_hashes,
     key_schema,
-    repeat,
     write_index,
 )
 from lakeupsert.engine.keys.lives import UnknownKeys
 from lakeupsert.engine.keys.placing import place
 from lakeupsert.engine.keys.spill import Ranges
-from lakeupsert.rows.arrays import Mask, Rows
+from lakeupsert.rows.arrays import Mask, Rows, repeat
 from lakeupsert.rows.datafiles import DataFileWriter, align
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import ObjectStore
@@ -88,7 +87,9 @@ def settle(
     """
     spec, batch = to.spec, Batch(to, touched)
     folded: list[DataFile] = []
-    keys = DataFileWriter(to.store, partial(TableObjects.new_keys, to.start), key_schema(spec), to.footer("keys"), ())
+    keys = DataFileWriter(
+        to.store, partial(TableObjects.new, "keys", to.start), key_schema(spec), to.footer("keys"), ()
+    )
     with keys, Ranges(batch.rows + sum(file.rows for file in index.all)) as arrived:
         for block in batch.arrived():
             arrived.add(block)

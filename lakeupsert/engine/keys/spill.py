@@ -7,17 +7,15 @@ Repeat    safe
 Memory: the rows of one range. Ranges grow beyond 2^`MOST_BITS` of them.
 """
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from lakeupsert.engine.keys.index import HASH, Range
+from lakeupsert.engine.spilled import Spilled
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.buckets import buckets
 from lakeupsert.storage import ObjectStore
@@ -46,19 +44,14 @@ class Ranges:
         self._bits = self.ranges[0].bits
         self._tables: list[Rows] = []
         self._held = 0
-        self._writers: dict[int, pa.RecordBatchStreamWriter] = {}
+        self._spilled = Spilled()
 
     def __enter__(self) -> "Ranges":
-        self._folder = tempfile.TemporaryDirectory(prefix="lakeupsert-") if self._bits else None
+        self._spilled.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for writer in self._writers.values():
-            writer.close()
-        if self._folder is not None:
-            self._folder.cleanup()
+    def __exit__(self, *error: object) -> None:
+        self._spilled.__exit__(*error)
 
     def add(self, rows: Rows) -> None:
         self._tables.append(rows)
@@ -76,11 +69,7 @@ class Ranges:
         rows, numbers = rows.take(pa.array(order)), numbers[order]
         for number in np.unique(numbers).tolist():
             begin, end = np.searchsorted(numbers, [number, number + 1]).tolist()
-            if number not in self._writers:
-                self._writers[number] = pa.ipc.new_stream(
-                    self._path(number), rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
-                )
-            self._writers[number].write_table(rows.slice(begin, end - begin))
+            self._spilled.add(number, rows.slice(begin, end - begin))
 
     def take(self, range_: Range) -> Rows | None:
         """Hand out the rows of a range, once. None if there are none."""
@@ -88,16 +77,7 @@ class Ranges:
             tables, self._tables = self._tables, []
             return pa.concat_tables(tables) if tables else None
         self._spill()
-        writer = self._writers.pop(range_.bucket, None)
-        if writer is None:
-            return None
-        writer.close()
-        with pa.OSFile(self._path(range_.bucket)) as source, pa.ipc.open_stream(source) as reader:
-            return reader.read_all()
-
-    def _path(self, number: int) -> str:
-        assert self._folder is not None, "there are several ranges"
-        return str(Path(self._folder.name) / f"{number}.arrow")
+        return self._spilled.take(range_.bucket) if range_.bucket in self._spilled.numbers else None
 
 
 class KeptPacks:

@@ -12,7 +12,8 @@ from math import ceil, prod
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.merge.cuts import ALONE_BUCKETS
 from lakeupsert.table.layout import partition_texts
-from lakeupsert.table.spec import MOST_BUCKETS, PartitionColumn, TableSpec
+from lakeupsert.table.roles import MOST_BUCKETS, PartitionColumn
+from lakeupsert.table.spec import TableSpec
 
 FAR = 4
 """A number so many times as large or small as the proposed one gets a warning."""

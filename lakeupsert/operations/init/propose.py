@@ -33,9 +33,9 @@ from lakeupsert.phrases import no_folder
 from lakeupsert.pipeline.append.discover import holds_a_table, is_landing_file
 from lakeupsert.pipeline.append.next_spec import describe_unfit
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectReader, can_commit, open_landing, open_store
-from lakeupsert.table.evolution import create
+from lakeupsert.table.creation import create
 from lakeupsert.table.layout import HOME
-from lakeupsert.table.spec import DeleteRule
+from lakeupsert.table.roles import DeleteRule
 from lakeupsert.table.types import named_type, type_name
 
 

@@ -31,7 +31,7 @@ from lakeupsert.pipeline.append.landing_dates import received_on
 from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.table.layout import HIVE_NULL
-from lakeupsert.table.spec import PartitionColumn
+from lakeupsert.table.roles import PartitionColumn
 from lakeupsert.table.types import is_key_type, named_type, type_name
 
 FEW = 0.01

@@ -29,12 +29,13 @@ from lakeupsert.operations.recompute.sql import (
     landed_value,
 )
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.read.query import identifier, literal
+from lakeupsert.read.duckdb import identifier, literal
 from lakeupsert.rows.arrays import Column, Indices
 from lakeupsert.rows.convert import convert_in_steps, decode
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.table.spec import PartitionColumn, TableSpec, TypeChange
+from lakeupsert.table.roles import PartitionColumn
+from lakeupsert.table.spec import TableSpec, TypeChange
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

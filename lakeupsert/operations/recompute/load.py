@@ -44,7 +44,7 @@ from lakeupsert.operations.recompute.sql import (
 )
 from lakeupsert.operations.recompute.text import read_text
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.read.query import identifier, literal
+from lakeupsert.read.duckdb import identifier, literal
 from lakeupsert.read.view import plain_path
 from lakeupsert.rows.arrays import Column, Mask, Rows
 from lakeupsert.rows.convert import as_mask, decode

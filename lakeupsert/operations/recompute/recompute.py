@@ -30,7 +30,7 @@ from lakeupsert.operations.recompute.sql import (
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.progress import Share
 from lakeupsert.read.arrow import to_arrow
-from lakeupsert.read.query import identifier
+from lakeupsert.read.duckdb import identifier
 from lakeupsert.read.view import View
 from lakeupsert.rows.floor import read_refused_keys
 from lakeupsert.table.chain import Link

@@ -17,8 +17,9 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.operations.recompute.text import BYTES
 from lakeupsert.phrases import install_extra
 from lakeupsert.read.arrow import reader_schema
-from lakeupsert.read.query import identifier, literal
-from lakeupsert.table.spec import Ordering, TableSpec
+from lakeupsert.read.duckdb import identifier, literal
+from lakeupsert.table.roles import Ordering
+from lakeupsert.table.spec import TableSpec
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -44,7 +44,6 @@ from lakeupsert.progress import Countdown
 from lakeupsert.read.view import View, partitions_of
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.table.chain import LOST, Lost, until_won
-from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import LedgerEntry, Statement, active_batches
 from lakeupsert.table.spec import TableSpec
 
@@ -176,7 +175,7 @@ def _attempt(table: OpenTable, options: StatementOptions, keys: KeyList | None) 
     behind = table.unpublished(ground.snapshot.body if ground.snapshot else None, ground.head.number)
     lacking = behind if options.snapshot == "published" else {}
     choice = RowChoice(view, options.where, keys)
-    job = replace(batch_job(table, ground, spec), new_pack=TableObjects.new_statement)
+    job = replace(batch_job(table, ground, spec), pack="statement")
     changes = Changes(spec, assignments, None if options.dry else job)
     try:
         for chosen in choice.rows():

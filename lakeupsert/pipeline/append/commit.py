@@ -27,9 +27,9 @@ from lakeupsert.landing.accept import RowRules
 from lakeupsert.pipeline.append.discover import Ground
 from lakeupsert.pipeline.append.full_extract import with_floors
 from lakeupsert.pipeline.append.quarantine_limit import refuse_above_limit
-from lakeupsert.pipeline.key_places import settle_keys
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.retypes import enter, is_waiting
+from lakeupsert.pipeline.table_keys import settle_keys
 from lakeupsert.queue import Message
 from lakeupsert.table.chain import LOST, Link, Lost, Outcome
 from lakeupsert.table.ledger import LedgerEntry

@@ -344,7 +344,7 @@ def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[
     """
     step, head = merge.step, merge.step.head
     chain = table.objects.partition(step.partition)
-    new_vectors = partial(TableObjects.new_vectors, step.partition, step.start)
+    new_vectors = partial(TableObjects.new, "vectors", step.start, step.partition)
     kept = store_vectors(table.store, [output.kept for output in merge.outputs], new_vectors)
     outputs = [replace(output, kept=tuple(files)) for output, files in zip(merge.outputs, kept, strict=True)]
     provenance: dict[str, str | float | int] = {
