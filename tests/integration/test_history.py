@@ -99,7 +99,7 @@ def test_history_is_that_of_all_records_after_every_step(
     rng = random.Random(seed)
     table = opened(tmp_path, SETTINGS.replace("history = true", 'history = true\nbucket = "2KB"'))
     came: list[list[Record]] = []
-    for number, night in enumerate(nights(rng, 10)):
+    for number, night in enumerate(nights(rng, 8)):
         came.append(night)
         land(tmp_path, f"{number}.jsonl", night)
         wanted = expected([record for of_night in came for record in of_night])

@@ -14,7 +14,9 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from fnmatch import fnmatchcase
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -76,6 +78,11 @@ _Loader.add_multi_constructor("!", _function)
 
 
 def template(name: str) -> dict[str, Any]:
+    return deepcopy(_parsed(name))
+
+
+@cache
+def _parsed(name: str) -> dict[str, Any]:
     return yaml.load((AWS / name).read_text(), _Loader)
 
 

@@ -126,7 +126,7 @@ def call(*args: str) -> Any:
 LARGE = ("flights of a year", "flights of January", "temperatures", "weather of airports")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LARGE else n for n in SETS])
 def test_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     file, content, expected = SETS[name]

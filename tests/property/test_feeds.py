@@ -49,7 +49,7 @@ from tests.harness.spark import collect
 
 ROUNDS = 6 * TIMES
 """Of all tests of many feeds together."""
-FEEDS = 30
+FEEDS = 15
 MEMORY = Path("/dev/shm")
 
 
