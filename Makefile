@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: house help planted setup tag test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-latency \
-    bench-azure bench-kernels bench-columns bench-scale month lock
+    bench-azure bench-kernels bench-guard bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -222,6 +222,9 @@ bench-azure: setup servers ## three nights on Azurite, seconds and requests; AZU
 
 bench-kernels: setup ## which library decides a merge: Arrow, DuckDB, Polars; half an hour, 6 GB of disk; KERNELS_ARGS="--rows 10000"
 	@$(BIN)/python -m benchmarks.kernels $(KERNELS_ARGS)
+
+bench-guard: setup ## fails if a kernel takes far longer than pyarrow for the same rows, in the same run; ten seconds
+	@$(BIN)/python -m benchmarks.kernels --guard
 
 bench-columns: setup ## what records cost that bring some of the columns only, and what a history does; COLUMNS_ARGS="--partitions 200 --rows 8000"
 	@$(BIN)/python -m benchmarks.columns $(COLUMNS_ARGS)

@@ -639,6 +639,58 @@ def _check(task: str, given: Given, answer: Any) -> None:
     assert np.array_equal(by_key, np.arange(out.num_rows)), "not in key order"
 
 
+# ---------------------------------------------------------------- a guard: kernels beside pyarrow in the same run
+
+
+def rewritten_by_pyarrow(given: Given) -> None:
+    given.out.mkdir(parents=True)
+    pq.write_table(
+        pq.read_table(given.path, use_threads=False, partitioning=None),
+        given.out / "out.parquet",
+        compression="zstd",
+        compression_level=1,
+    )
+
+
+def guard() -> int:
+    """Compare kernels with what pyarrow alone does with the same rows, by processor time. Returns 1 if one takes far longer.
+
+    Bounds are about three times what was measured: no noise of a machine reaches them.
+    """
+    pa.set_cpu_count(1)
+    case = Case(400_000, 16, "composite", 4_000)
+    make(case)
+    given = Given(case)
+    stored = pq.read_table(given.path, columns=given.key, partitioning=None).combine_chunks()
+    kernels: dict[str, tuple[Callable[[], object], Callable[[], object], float]] = {
+        "a merge, beside reading and writing its base": (
+            partial(rewritten_by_engine, given),
+            partial(rewritten_by_pyarrow, given),
+            3.0,
+        ),
+        "hashes of keys, beside dictionaries of them": (
+            partial(key_hashes, stored, given.spec),
+            lambda: [pc.dictionary_encode(stored[name]) for name in given.key],
+            5.0,
+        ),
+    }
+    slow = 0
+    for name, (kernel, beside, bound) in kernels.items():
+        seconds = [min(_seconds(do, given) for _ in range(4)) for do in (kernel, beside)]
+        ratio = seconds[0] / seconds[1]
+        slow += ratio > bound
+        print(f"{name}: {seconds[0]:.2f} s and {seconds[1]:.2f} s, {ratio:.1f} times as long (at most {bound})")
+    return 1 if slow else 0
+
+
+def _seconds(do: Callable[[], object], given: Given) -> float:
+    begun = time.process_time()
+    do()
+    taken = time.process_time() - begun
+    shutil.rmtree(given.out, ignore_errors=True)
+    return taken
+
+
 # ---------------------------------------------------------------- all of them, and the report
 
 
@@ -739,8 +791,13 @@ def main() -> int:
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 1_000_000, 5_000_000])
     parser.add_argument("--columns", type=int, nargs="+", default=[16, 100])
     parser.add_argument("--again", action="store_true", help="measure also what was measured before")
+    parser.add_argument(
+        "--guard", action="store_true", help="only: no kernel is far slower than pyarrow allows; seconds"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.guard:
+        return guard()
     if given.one:
         task, kernel, case, repeat = json.loads(given.one)
         print(json.dumps(hashes() if task == "hashes" else measure(task, kernel, Case(**case), repeat)))
