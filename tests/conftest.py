@@ -83,7 +83,8 @@ def _mark_needs(case: pytest.Function) -> bool:
     starts_spark = case.get_closest_marker("spark") is not None or any("spark" in name for name in names)
     if (starts_spark or "spark" in case.nodeid) and _has_word_of("spark", case.path):
         case.add_marker(pytest.mark.spark)
-        return starts_spark
+        if starts_spark:
+            return True
     if names & SERVERS and _has_word_of("cloud", case.path):
         case.add_marker(pytest.mark.cloud)
         if names & AZURE:

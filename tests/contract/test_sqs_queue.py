@@ -64,7 +64,7 @@ def moto_endpoint(moto_clock: MotoClock) -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture(params=["elasticmq", "moto"])
+@pytest.fixture(params=["elasticmq", pytest.param("moto", marks=pytest.mark.long)])
 def endpoint(request: pytest.FixtureRequest) -> str:
     """Of each server in turn."""
     found: str | Server = request.getfixturevalue({"moto": "moto_endpoint"}.get(request.param, request.param))

@@ -268,7 +268,7 @@ def test_merges_rewrite(tmp_path: Path, catalog: CatalogOutsider, monkeypatch: p
     monkeypatch.setattr(strategy, "SMALL_BYTES", 0)
     lakes = [Shown(tmp_path / "lake", catalog, 0).lake, Lake(tmp_path / "plain")]
     for lake in lakes:
-        lake.land("0.jsonl", [row(f"k{i}", 0, 0, i * i) for i in range(20_000)])
+        lake.land("0.jsonl", [row(f"k{i}", 0, 0, i * i) for i in range(5_000)])
         lake.run()
         lake.land("1.jsonl", [row(f"k{i}", 0, 1) for i in range(5)])
         lake.run()

@@ -752,7 +752,7 @@ def by_day(key: tuple[str, int, int]) -> tuple[int, str]:
 @pytest.mark.parametrize("seed", range(6 * TIMES))
 def test_random_nights_with_extracts_of_both_kinds_are_a_dict(seed: int, tmp_path: Path) -> None:
     nights = Nights(tmp_path, random.Random(seed))
-    for _ in range(8):
+    for _ in range(6):
         changed = nights.append()
         if nights.rng.random() < 0.3:
             nights.append()

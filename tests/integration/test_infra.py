@@ -25,8 +25,6 @@ from urllib.parse import unquote
 
 import boto3
 import botocore.session
-import cfnlint.api
-import moto
 import pytest
 import yaml
 from botocore.validate import ParamValidator
@@ -109,6 +107,8 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    import moto
+
     with moto.mock_aws():
         yield
 
@@ -201,6 +201,8 @@ LANDED = "arn:aws:s3:::landing/2020-01-01/a.csv"
 @pytest.mark.parametrize("name", ["lake.yaml", "service.yaml", "examples/step_functions.yaml"])
 @pytest.mark.long
 def test_cfn_lint_finds_nothing(name: str) -> None:
+    import cfnlint.api  # slow, as is moto
+
     assert cfnlint.api.lint_file(AWS / name) == []
 
 
@@ -628,6 +630,8 @@ def test_the_state_machine_fails_only_where_nothing_is_on_its_way(aws: None) -> 
     states = {**states, "Publish": publish, "Merging": {"Type": "Pass", "End": True}}
     definition = {"StartAt": "Publish", "States": {k: s for k, s in states.items() if k != "Append"}}
     role = "arn:aws:iam::123456789012:role/night"
+    import moto
+
     with moto.mock_aws(config={"stepfunctions": {"execute_state_machine": True}}):
         client = boto3.client("stepfunctions")
         arn = client.create_state_machine(name="night", definition=json.dumps(definition), roleArn=role)

@@ -347,7 +347,10 @@ def test_large_night_is_a_job_run_and_a_repeated_call_the_same(
     assert not lake.table.exists()
 
 
-def test_large_night_without_spark_is_refused_with_what_to_do(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.core
+def test_large_night_that_only_this_function_could_append_is_refused(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LAKEUPSERT_LOCAL_BYTES", "10")
     with pytest.raises(ConfigurationError, match=r"more than LAKEUPSERT_LOCAL_BYTES \(10\)") as refused:
         invoke("append_nightly", {})
