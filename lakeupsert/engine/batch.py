@@ -26,7 +26,6 @@ from lakeupsert.config import Reading
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
 from lakeupsert.engine.reports import FileFailed, FileRead, Report, Written
 from lakeupsert.landing.accept import RowRules, read_rows
-from lakeupsert.landing.files import preview
 from lakeupsert.landing.formats.blocks import (
     ChangedFileError,
     DamagedFileError,
@@ -35,6 +34,7 @@ from lakeupsert.landing.formats.blocks import (
     UnreadableFileError,
 )
 from lakeupsert.landing.formats.positions import AFTER_A_COMMIT, EVENT_TIMES, LOG_POSITION, NO_COMMIT, noted_positions
+from lakeupsert.landing.glimpse import preview
 from lakeupsert.landing.origins import Origins
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import EXPANSION, Footer, bytes_without_rows

@@ -23,13 +23,13 @@ from lakeupsert.engine.reports import Report
 from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.accept import new_columns, take
-from lakeupsert.landing.files import TYPED, Survey, apply_aliases, format_of
-from lakeupsert.landing.formats.blocks import ArrowBlock, Block, RenamedBlock, UnreadableFileError
+from lakeupsert.landing.files import Survey, apply_aliases
+from lakeupsert.landing.formats.blocks import Block, RenamedBlock, UnreadableFileError
 from lakeupsert.landing.formats.connect import row_of
 from lakeupsert.landing.formats.dates import dated
 from lakeupsert.landing.formats.folders import with_folders
 from lakeupsert.landing.formats.jsonlines import decode_each
-from lakeupsert.landing.formats.orcfile import OrcBlock
+from lakeupsert.landing.formats.registry import format_of
 from lakeupsert.rows.arrays import Indices, Mask, Rows
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import from_bytes, open_object
@@ -99,7 +99,7 @@ def new_columns_of(job: AppendJob, files: Sequence[ReplayedFile], renames_of: Ca
             landed = quarantined.file
             block = _with_current_names(quarantined, job, renames_of)
             if new := _new_columns(block, landed, job, take(block, frozenset(), landed, job.rules).accepted):
-                found.append(Survey(landed, new, format_of(landed, job.reading.format) in TYPED))
+                found.append(Survey(path=landed, schema=new, typed=format_of(landed, job.reading.format).typed))
     return found
 
 
@@ -121,7 +121,7 @@ def _read(store: ObjectStore, file: ReplayedFile) -> Rows:
 def _new_columns(block: Block, landed: str, job: AppendJob, accepted: Rows) -> pa.Schema:
     """The columns of a block that the table lacks, by its ``accepted`` rows."""
     new = new_columns(block, job.spec, accepted)
-    typed = format_of(landed, job.reading.format) in TYPED
+    typed = format_of(landed, job.reading.format).typed
     rows = np.isin(block.places, accepted[PLACE].to_numpy())
     return pa.schema([(name, block.type_of(name, rows, typed=typed)) for name in block.names if name in new])
 
@@ -220,7 +220,6 @@ def _blocks(rows: Rows, reading: Reading) -> Iterator[_QuarantinedBlock]:
         else:
             table = from_bytes(stream)
             end = at + table.num_rows
-            kind = OrcBlock if format_of(origin[0], reading.format) == "orc" else ArrowBlock
-            block = kind.from_arrow(table, places[at:end])
+            block = format_of(origin[0], reading.format).block.from_arrow(table, places[at:end])
         yield _QuarantinedBlock(block, *origin)
         at = end

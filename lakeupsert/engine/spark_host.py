@@ -32,8 +32,9 @@ from lakeupsert.engine.spark_session import (
 )
 from lakeupsert.engine.spark_tasks import attempt_in_task, require_fit, ship
 from lakeupsert.errors import TaskDiedError
-from lakeupsert.landing.files import TYPED, Survey, format_of, survey
+from lakeupsert.landing.files import Survey, survey
 from lakeupsert.landing.formats.blocks import LandingInput
+from lakeupsert.landing.formats.registry import format_of
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import from_bytes, to_bytes
 from lakeupsert.storage import ObjectReader
@@ -93,7 +94,7 @@ class SparkHost:
         known: pa.Schema | None,
         text_columns: frozenset[str],
     ) -> list[Survey]:
-        if sum(i.size for i in inputs if format_of(i.path, reading.format) not in TYPED) <= SURVEYED_HERE:
+        if sum(i.size for i in inputs if not format_of(i.path, reading.format).typed) <= SURVEYED_HERE:
             return [survey(landing, file, reading, known, text_columns) for file in inputs]
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

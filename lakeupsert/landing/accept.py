@@ -27,16 +27,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.config import Reading, of_table, toml_key
-from lakeupsert.landing.files import (
-    Reader,
-    check_unchanged,
-    hash_object,
-    hashed_source,
-    kind_of,
-    open_landed,
-    required_columns,
-    under_table_names,
-)
+from lakeupsert.landing.content import check_unchanged, hash_object, hashed_source, open_landed
+from lakeupsert.landing.files import Reader, required_columns, under_table_names
 from lakeupsert.landing.formats.blocks import (
     Block,
     ChangedFileError,
@@ -49,6 +41,7 @@ from lakeupsert.landing.formats.dates import is_dated
 from lakeupsert.landing.formats.envelopes import CONTROL_RECORD, NEW_TABLE
 from lakeupsert.landing.formats.folders import count_contrary
 from lakeupsert.landing.formats.positions import LOG_POSITION
+from lakeupsert.landing.formats.registry import readable_format
 from lakeupsert.landing.formats.unavailable import find_unavailable, is_unavailable
 from lakeupsert.landing.hollow import drop_empty_texts, find_hollow_deletes
 from lakeupsert.landing.origins import NO_ORIGINS, Origins, origins_of
@@ -142,7 +135,7 @@ def read_rows(
         ChangedFileError: the file was deleted or changed before or while it was read.
     """
     try:
-        kind = kind_of(file, reading)
+        kind = readable_format(file, reading)
         with open_landed(store, file.path, file.listed) as source:
             hashed = None if sha256 is None else hashed_source(source, file, kind, sha256)
             contents = Reader.of(hashed or source, file, kind, reading).blocks(required_columns(rules.spec))
@@ -216,9 +209,8 @@ class _Refusals:
         """Refuse these rows, all for the same reason. ``of``: the column at fault, which rows with other faults are told, too."""
         new = self._mark_refused(mask)
         for row in new if of is None else np.flatnonzero(mask).tolist():
-            first, before = self._reasons.get(row, (code, ""))
             if of not in self._faulty.get(row, ()):
-                self._reasons[row] = first, f"{before} {reason}".lstrip()
+                self._tell(row, code, reason)
 
     def add_values(self, code: Reason, mask: Mask, name: str, what: str, type_: pa.DataType | None = None) -> None:
         """Refuse these rows for the value that each has in one column. ``type_``: the column's, if the value does not fit it."""
@@ -229,20 +221,23 @@ class _Refusals:
             rows = [row for row in np.flatnonzero(mask).tolist() if name not in self._faulty.get(row, ())]
             is_text = bool(rows) and self._block.texts(name) is not None
             for row, value in zip(rows, self._block.originals(name, rows), strict=True):
-                first, before = self._reasons.get(row, (code, ""))
+                _, before = self._reasons.get(row, (code, ""))
                 hint = _hint(name, type_, value, is_text=is_text) if type_ else ""
                 about = f" {hint}" if hint and hint.partition(",")[0] not in before else ""
-                text = f"Column {name!r}: {_shorten(value)} {what}.{about}"
-                self._reasons[row] = first, f"{before} {text}".lstrip()
-                self._faulty.setdefault(row, set()).add(name)
+                self._tell(row, code, f"Column {name!r}: {_shorten(value)} {what}.{about}", name)
 
     def add_meanings(self, name: str, meanings: Mapping[int, str]) -> None:
         """Refuse rows with an ambiguous value in a column, see `Block.ambiguous`."""
         mask = np.zeros(len(self.refused), bool)
         mask[list(meanings)] = True
         for row in self._mark_refused(mask):
-            self._reasons[row] = "ambiguous_date", f"Column {name!r}: {meanings[row]}."
-            self._faulty.setdefault(row, set()).add(name)
+            self._tell(row, "ambiguous_date", f"Column {name!r}: {meanings[row]}.", name)
+
+    def _tell(self, row: int, code: Reason, reason: str, column: str | None = None) -> None:
+        first, before = self._reasons.get(row, (code, ""))
+        self._reasons[row] = first, f"{before} {reason}".lstrip()
+        if column is not None:
+            self._faulty.setdefault(row, set()).add(column)
 
     def _mark_refused(self, mask: Mask) -> list[int]:
         """Mark rows as refused, and return those that were not refused before."""

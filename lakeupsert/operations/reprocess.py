@@ -24,8 +24,10 @@ from lakeupsert.engine.replay import replay_rows
 from lakeupsert.engine.reports import FileFailed, FileRead, Report, touched_by
 from lakeupsert.errors import RefusedError, TryAgainError
 from lakeupsert.landing.accept import RowRules
-from lakeupsert.landing.files import content_hash, format_of
+from lakeupsert.landing.content import content_hash
+from lakeupsert.landing.files import share_row_groups
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
+from lakeupsert.landing.formats.registry import format_of
 from lakeupsert.operations.diff import Difference, difference_by_rewrite
 from lakeupsert.operations.replay import renames_of
 from lakeupsert.phrases import count
@@ -382,13 +384,12 @@ def _job(
     """The row work of the batch, with its own spec and receipt stamp, for these partitions."""
     entry = batch.entry
     spec, reading = table.spec(entry.spec_version), entry.reading_of_files
-    parquet = [i for i in inputs if format_of(i.path, reading.format) == "parquet"]
-    surveys = host.survey(table.landing, parquet, reading, spec.schema, frozenset())
-    groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
+    shared = [i for i in inputs if format_of(i.path, reading.format).shared]
+    surveys = host.survey(table.landing, shared, reading, spec.schema, frozenset())
     return AppendJob(
         landing=table.landing,
         store=table.store,
-        inputs=tuple(replace(i, row_groups=groups.get(i.path)) for i in inputs),
+        inputs=share_row_groups(inputs, surveys),
         reading=reading,
         rules=RowRules(spec, entry.received_at, entry.clock_ahead, table.name, reading.envelope),
         batch_id=entry.batch_id,

@@ -442,20 +442,25 @@ def _moment_to_text(array: pa.Array, type_: pa.DataType) -> Converted:
     return out, bad | far
 
 
+_CASTS = {
+    "int": ("int", "float", "text"),
+    "float": ("int", "text"),
+    "decimal": ("text",),
+    "bool": ("text",),
+    "text": ("text",),
+    "binary": ("binary", "text"),
+    "date": ("date",),
+    "time": ("time", "text"),
+}
+"""Pairs of families for which Arrow's safe cast is right."""
 _STEPS: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], Converted]] = {
-    ("int", "int"): _cast,
-    ("int", "float"): _cast,
+    **{(source, target): _cast for source, targets in _CASTS.items() for target in targets},
     ("int", "decimal"): _via_text,  # Arrow requires room for every int64, whatever the values are
-    ("int", "text"): _cast,
     ("float", "float"): _float_to_float,
-    ("float", "int"): _cast,
     ("float", "decimal"): _via_text,  # Arrow rounds
-    ("float", "text"): _cast,
     ("decimal", "decimal"): _decimal_to_decimal,
     ("decimal", "int"): _decimal_to_int,
     ("decimal", "float"): _decimal_to_float,
-    ("decimal", "text"): _cast,
-    ("bool", "text"): _cast,
     ("text", "int"): _text_to_int,
     ("text", "float"): _text_to_float,
     ("text", "decimal"): _text_to_decimal,
@@ -463,18 +468,12 @@ _STEPS: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], Converted]] = {
     ("text", "date"): _text_to_date,
     ("text", "timestamp"): _text_to_timestamp,
     ("text", "time"): _text_to_time,
-    ("text", "text"): _cast,
     ("text", "binary"): _text_to_binary,
-    ("binary", "binary"): _cast,
-    ("binary", "text"): _cast,
-    ("date", "date"): _cast,
     ("date", "timestamp"): _date_to_timestamp,
     ("date", "text"): _moment_to_text,
     ("timestamp", "timestamp"): _timestamp_to_timestamp,
     ("timestamp", "date"): _timestamp_to_date,
     ("timestamp", "text"): _moment_to_text,
-    ("time", "time"): _cast,
-    ("time", "text"): _cast,
 }
 
 

@@ -473,14 +473,10 @@ def explain_damage(store: ObjectStore, name: str, partition: str | None = None) 
         stored = partition_of(name)
         if stored is not None:
             advice += f", or rebuild the partition from its landing files: `{rebuild_command(stored)}`"
-        elif name.startswith(f"{HOME}/data/"):
+        elif name.startswith((f"{HOME}/data/", f"{STATEMENT_ROWS}/")):
+            given = ", give the update or delete again" if name.startswith(f"{STATEMENT_ROWS}/") else ""
             advice += (
-                ", or withdraw all unpublished batches and load their landing files again: "
-                "`lakeupsert restore published --yes`, then `lakeupsert append --again`"
-            )
-        elif name.startswith(f"{STATEMENT_ROWS}/"):
-            advice += (
-                ", or withdraw all unpublished batches, give the update or delete again and load their landing files again: "
+                f", or withdraw all unpublished batches{given} and load their landing files again: "
                 "`lakeupsert restore published --yes`, then `lakeupsert append --again`"
             )
         raise DamagedTableError(

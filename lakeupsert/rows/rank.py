@@ -116,8 +116,5 @@ def _first_of_each(key_columns: Sequence[Column], order: pa.Array) -> pa.Array:
         ordered = column.take(order)
         here = pc.not_equal(ordered.slice(1), ordered.slice(0, n - 1))
         differs = here if differs is None else pc.or_(differs, here)
-    return pa.chunked_array([pa.array([True]), *_chunks(differs)], pa.bool_()).combine_chunks()
-
-
-def _chunks(column: Column) -> list[pa.Array]:
-    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    chunks = differs.chunks if isinstance(differs, pa.ChunkedArray) else [differs]
+    return pa.chunked_array([pa.array([True]), *chunks], pa.bool_()).combine_chunks()

@@ -312,21 +312,25 @@ def refuse_newer(where: str, format_: int, requires: Sequence[str] = ()) -> None
         )
 
 
-class Lost:
-    """The result of an attempt that must start again at the new heads, mostly since another writer was faster."""
+class Repeat:
+    """The result of an attempt that must start again."""
+
+
+class Lost(Repeat):
+    """It starts at the new heads, since another writer was faster."""
 
 
 LOST = Lost()
 
 
-def until_won(where: str, attempt: Callable[[], Answer | Lost], attempts: int = ATTEMPTS) -> Answer:
-    """Call ``attempt`` until it returns anything but `LOST`, and return that. It waits after each lost race, with jitter.
+def until_won(where: str, attempt: Callable[[], Answer | Repeat], attempts: int = ATTEMPTS) -> Answer:
+    """Call ``attempt`` until it returns anything but a `Repeat`, and return that. It waits before each repetition, with jitter.
 
     Raises TryAgainError after ``attempts`` lost races; ``where`` is the address that the error names.
     """
     for number in range(attempts):
         answer = attempt()
-        if not isinstance(answer, Lost):
+        if not isinstance(answer, Repeat):
             return answer
         clock.sleep(clock.jitter(0.01 * 2 ** min(number, 7)))
     raise races_exhausted(where, attempts)

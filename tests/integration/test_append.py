@@ -16,7 +16,8 @@ import pytest
 
 from lakeupsert.engine import hosts as engine_hosts
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.landing import accept, files
+from lakeupsert.landing import accept
+from lakeupsert.landing import content as landing_content
 from lakeupsert.pipeline.append import append as pipeline_append
 from lakeupsert.pipeline.append import discover
 from lakeupsert.storage import LocalStore
@@ -87,7 +88,7 @@ def test_file_replaced_while_it_is_read_is_left_to_the_next_batch(
 
     land("a")
     if step == "hash_object":  # what is too large to be in memory, as it lies there
-        monkeypatch.setattr(files, "WHOLE_BYTES", 0)
+        monkeypatch.setattr(landing_content, "WHOLE_BYTES", 0)
     real = getattr(accept, step)
 
     def replaced(*given: Any, **named: Any) -> Any:

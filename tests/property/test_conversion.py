@@ -462,7 +462,7 @@ def test_what_csv_writes_is_what_we_read(rows: list[tuple[str, str, str]], style
     writer.writerows([("a", "b", "c"), *rows])
     data = text.getvalue().encode()
     opened = records.open_blocks(
-        Memory(data), LandingInput("f", len(data), "", 0), Reading(), csvfile.choose_dialect, frozenset(["a"])
+        csvfile.choose_dialect, Memory(data), LandingInput("f", len(data), "", 0), Reading(), frozenset(["a"])
     )
     read, places = [], []
     for block in opened.blocks:
@@ -489,7 +489,7 @@ def test_any_bytes_give_rows_or_malformed_records_whatever_the_block(data: bytes
     def everything() -> Iterator[Any]:
         file = LandingInput("f", len(data), "", 0)
         for block in records.open_blocks(
-            Memory(b"a,b\n" + data), file, Reading(), csvfile.choose_dialect, frozenset()
+            csvfile.choose_dialect, Memory(b"a,b\n" + data), file, Reading(), frozenset()
         ).blocks:
             yield from zip(
                 block.places.tolist(), *(block.convert(n, pa.string())[0].to_pylist() for n in "ab"), strict=True

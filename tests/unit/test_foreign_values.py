@@ -19,8 +19,9 @@ from pyarrow import orc
 from lakeupsert.config import Reading
 from lakeupsert.landing.accept import RowRules, read_rows
 from lakeupsert.landing.adopted import read_footer
-from lakeupsert.landing.files import first_rows, survey
+from lakeupsert.landing.files import survey
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
+from lakeupsert.landing.glimpse import read_beginning
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.creation import create
 
@@ -52,7 +53,7 @@ class Folder:
         return dict(zip(found.schema.names, found.schema.types, strict=True))
 
     def rows(self, file: LandingInput) -> Any:
-        return first_rows(self.store, file, 1000, 1 << 30)
+        return read_beginning(self.store, file, 1000, 1 << 30).rows
 
     def read(self, file: LandingInput, types: dict[str, Any]) -> tuple[list[Any], list[int]]:
         """The values of ``v`` in a table with its type, and the places of refused rows."""

@@ -27,9 +27,10 @@ from pyarrow import orc
 
 from lakeupsert.config import Reading
 from lakeupsert.landing.accept import RowRules, read_rows
-from lakeupsert.landing.files import Survey, first_rows, preview, survey
+from lakeupsert.landing.files import Survey, survey
 from lakeupsert.landing.formats import avrofile, blocks, csvfile, delimited
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
+from lakeupsert.landing.glimpse import preview, read_beginning
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.creation import create
 from lakeupsert.table.spec import TableSpec
@@ -587,7 +588,7 @@ def test_types_of_avro_are_kept(landing: Landing) -> None:
         if type_ is not None:
             assert found[name] == type_, name
     assert found["one"] == found["deep"].value_type
-    rows = first_rows(landing.store, file, 10, 1)
+    rows = read_beginning(landing.store, file, 10, 1).rows
     for name, (_, _, _, value) in types.items():
         column = rows[name].combine_chunks()
         if isinstance(value, int) and not isinstance(value, bool) and pa.types.is_temporal(column.type):
@@ -769,7 +770,7 @@ def test_types_of_orc_are_kept(landing: Landing) -> None:
     table = pa.Table.from_pylist([row, dict.fromkeys(types)], pa.schema(list(types.items())))
     file = landing.put("a.orc", orc_of(table))
     assert landing.columns(file) == types
-    assert first_rows(landing.store, file, 10, 1).equals(table)
+    assert read_beginning(landing.store, file, 10, 1).rows.equals(table)
 
 
 def test_timestamp_of_orc_that_nanoseconds_can_not_hold_is_unreadable_and_no_other_time(landing: Landing) -> None:
@@ -953,5 +954,5 @@ def test_preview_of_what_can_only_be_read_from_its_beginning_is_of_its_beginning
     assert sum(found.partitions.values()) == pytest.approx(20_000, rel=0.2)
     whole = preview(landing.store, file, landing.reading, spec_of(), 1 << 30)
     assert (whole.share, whole.partitions) == (1, {"day=2026-01-01": 10_000, "day=2026-01-02": 10_000})
-    few = first_rows(landing.store, file, 7, 10_000, landing.reading)
+    few = read_beginning(landing.store, file, 7, 10_000, landing.reading).rows
     assert few["at"].to_pylist() == list(range(7))

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from lakeupsert.config import Reading
 from lakeupsert.landing.accept import RowRules, read_rows
-from lakeupsert.landing.files import preview, read_beginning, survey
+from lakeupsert.landing.files import survey
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.jsonarray import array_begin, cut_elements
+from lakeupsert.landing.glimpse import preview, read_beginning
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.creation import create
 from lakeupsert.table.evolution import evolve

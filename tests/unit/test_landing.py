@@ -15,12 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.config import Reading
-from lakeupsert.landing import accept, files
+from lakeupsert.landing import accept
+from lakeupsert.landing import content as landing_content
 from lakeupsert.landing.accept import RowRules, read_rows
-from lakeupsert.landing.files import Survey, content_hash, format_of, survey
+from lakeupsert.landing.content import content_hash
+from lakeupsert.landing.files import Survey, survey
 from lakeupsert.landing.formats import blocks, records
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput, UnplannedColumnError, UnreadableFileError
 from lakeupsert.landing.formats.inference import unify, without_nulls
+from lakeupsert.landing.formats.registry import UNKNOWN, format_of
 from lakeupsert.rows.convert import decode
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.creation import create
@@ -642,8 +645,8 @@ def test_parquet_survey_reads_the_footer_alone(landing: Landing) -> None:
     file = landing.put("a.parquet", pa.table([["a"], ["b"], [1]], schema=schema))
     found = survey(landing.store, file, Reading(), None, frozenset())
     assert found == Survey(
-        file.path,
-        pa.schema([("d", pa.string()), ("v", pa.string()), ("n", pa.timestamp("ns"))]),
+        path=file.path,
+        schema=pa.schema([("d", pa.string()), ("v", pa.string()), ("n", pa.timestamp("ns"))]),
         typed=True,
         row_groups=1,
         rows=1,
@@ -975,7 +978,7 @@ def test_file_that_is_still_written_is_changed_and_not_unreadable(landing: Landi
     with pytest.raises(ChangedFileError):
         landing.read(file, make_spec())
     landing.put("a.parquet", b"PAR1 another half")
-    assert survey(landing.store, file, Reading(), None, frozenset()) == Survey(file.path, changed=True)
+    assert survey(landing.store, file, Reading(), None, frozenset()) == Survey(path=file.path, changed=True)
 
 
 def test_file_that_vanished_is_changed(landing: Landing) -> None:
@@ -1008,7 +1011,7 @@ def test_content_is_hashed_while_rows_are_read(landing: Landing, monkeypatch: py
     """Also of a file that is read again from its beginning, as JSON lines are whose first block lacks a column."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 16)
     if name == "large.parquet":
-        monkeypatch.setattr(files, "WHOLE_BYTES", 0)
+        monkeypatch.setattr(landing_content, "WHOLE_BYTES", 0)
     rows = [good(id=i) for i in range(9)]
     if name.endswith("parquet"):
         file = landing.put(name, table_of(*rows))
@@ -1036,18 +1039,18 @@ def test_content_is_hashed_while_rows_are_read(landing: Landing, monkeypatch: py
         ("a.json", "auto", "jsonl"),
         ("a.csv.gz", "auto", "csv"),
         ("x/a.JSONL.ZST", "auto", "jsonl"),
-        ("a.parquet.gz", "auto", None),
-        ("a.gz", "auto", None),
+        ("a.parquet.gz", "auto", UNKNOWN.name),
+        ("a.gz", "auto", UNKNOWN.name),
         ("a.gz", "delimited", "delimited"),
         ("a.avro", "auto", "avro"),
         ("a.orc", "auto", "orc"),
-        ("part-0001", "auto", None),
+        ("part-0001", "auto", UNKNOWN.name),
         ("part-0001", "csv", "csv"),
         ("a.parquet", "jsonl", "jsonl"),
     ],
 )
-def test_format_is_told_by_the_ending_unless_configured(path: str, configured: str, expected: str | None) -> None:
-    assert format_of(path, configured) == expected
+def test_format_is_told_by_the_ending_unless_configured(path: str, configured: str, expected: str) -> None:
+    assert format_of(path, configured).name == expected
 
 
 def test_file_of_no_known_format_is_unreadable(landing: Landing) -> None:

@@ -25,6 +25,7 @@ from lakeupsert.config import Reading
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import (
     ArrowBlock,
+    Columns,
     Contents,
     LandingInput,
     MalformedRecord,
@@ -89,9 +90,10 @@ class _Header:
     old: OldCalendar
 
 
-def schema_of(source: Source, file: LandingInput, reading: Reading) -> pa.Schema:
+def schema_of(source: Source, file: LandingInput, reading: Reading, *_: object) -> Columns:
     """The columns; for envelopes those of the flattened rows: none if its messages have no row."""
-    return pa.schema([(name, column.type) for name, column in _read_header(source, file, reading).columns.items()])
+    columns = _read_header(source, file, reading).columns
+    return Columns(pa.schema([(name, column.type) for name, column in columns.items()]), rowless=not columns)
 
 
 def open_blocks(

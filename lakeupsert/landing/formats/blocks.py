@@ -7,7 +7,7 @@ in file order, and do not depend on how the file is cut into blocks.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 import numpy as np
@@ -210,8 +210,34 @@ class Contents:
     blocks: Iterator[Block]
 
 
+class FileBlock:
+    """A block with rows as they are in a file."""
+
+    places: Indices
+    malformed: Sequence[MalformedRecord]
+    text: TextLines | None
+    skipped: Mapping[str, int]
+
+    def name_in_file(self, name: str) -> str:
+        return name
+
+    def ambiguous(self, name: str, type_: pa.DataType) -> Mapping[int, str]:
+        return {}
+
+    def line_numbers(self, rows: Sequence[int]) -> list[int] | list[None]:
+        return line_numbers(self.text, self.places, rows)
+
+    def choose(self, rows: Mask, malformed: Sequence[MalformedRecord], skipped: Mapping[str, int]) -> Self:
+        """The block with these of its rows."""
+        raise NotImplementedError
+
+    def without(self, places: Collection[int]) -> Self:
+        """The block without the rows at some places."""
+        return self.choose(~np.isin(self.places, list(places)), self.malformed, self.skipped)
+
+
 @dataclass(frozen=True)
-class ArrowBlock:
+class ArrowBlock(FileBlock):
     """A block of Arrow arrays (`rows.convert.decoded`): of a typed file, or of CSV with every column as text.
 
     Attributes:
@@ -230,9 +256,6 @@ class ArrowBlock:
     def names(self) -> Iterable[str]:
         return self.columns.keys()
 
-    def name_in_file(self, name: str) -> str:
-        return name
-
     def convert(self, name: str, type_: pa.DataType) -> Converted:
         if name not in self.columns:
             return pa.nulls(len(self.places), type_), np.zeros(len(self.places), bool)
@@ -245,9 +268,6 @@ class ArrowBlock:
         column = self.columns.get(name)
         is_text = column is not None and (pa.types.is_string(column.type) or pa.types.is_integer(column.type))
         return convert(column, pa.string()) if is_text else None
-
-    def ambiguous(self, name: str, type_: pa.DataType) -> Mapping[int, str]:
-        return {}
 
     def type_of(self, name: str, rows: Mask, *, typed: bool) -> pa.DataType:
         column = self.columns[name].filter(pa.array(rows))
@@ -263,15 +283,8 @@ class ArrowBlock:
     def is_valid(self, name: str) -> Mask:
         return as_mask(self.columns[name].is_valid())
 
-    def without(self, places: Collection[int]) -> "ArrowBlock":
-        """The block without the rows at some places."""
-        return self.choose(~np.isin(self.places, list(places)), self.malformed, self.skipped)
-
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return to_json_values(self.columns[name].take(pa.array(rows, pa.int64())))
-
-    def line_numbers(self, rows: Sequence[int]) -> list[int] | list[None]:
-        return line_numbers(self.text, self.places, rows)
 
     def raw(self, rows: Sequence[int]) -> list[str]:
         if not self.columns:
@@ -288,8 +301,7 @@ class ArrowBlock:
             table = table.replace_schema_metadata(_DECIMAL_COMMA)
         return [to_bytes(table), *([None] * (len(rows) - 1))]
 
-    def choose(self, rows: Mask, malformed: Sequence[MalformedRecord], skipped: Mapping[str, int]) -> "ArrowBlock":
-        """The block with these of its rows."""
+    def choose(self, rows: Mask, malformed: Sequence[MalformedRecord], skipped: Mapping[str, int]) -> Self:
         columns = {name: column.filter(pa.array(rows)) for name, column in self.columns.items()}
         return replace(self, columns=columns, places=self.places[rows], malformed=malformed, skipped=skipped)
 
@@ -386,6 +398,8 @@ class Columns:
         rowless: the file has a header, or messages of an envelope, and no row.
         flaw: of a text file without a row, its first truncate, or else its first record that can't be read; not its bytes.
         stated: of a text file, the columns whose types its messages state.
+        row_groups: number of row groups of a Parquet file; 0 for other formats, whose files tasks can't share.
+        rows: number of rows in the footer of a Parquet file; None for other formats.
     """
 
     schema: pa.Schema
@@ -394,6 +408,8 @@ class Columns:
     rowless: bool = False
     flaw: MalformedRecord | None = None
     stated: frozenset[str] = frozenset()
+    row_groups: int = 0
+    rows: int | None = None
 
 
 def check_names(path: str, names: Sequence[str]) -> None:

@@ -141,11 +141,7 @@ def _meaning(schema: object) -> Meaning | None:
         encoding = _decimal(str(given.get("scale")), str(given.get("connect.decimal.precision", 38)))
     if encoding is None:
         return Meaning(_PLAIN[kind]) if kind in _PLAIN else _nested(schema)
-    return Meaning(encoding.type, partial(_encoded, encoding))
-
-
-def _encoded(encoding: Encoding, value: object) -> object:
-    return Encoded(encoding, value)
+    return Meaning(encoding.type, partial(Encoded, encoding))
 
 
 def _part(schema: object) -> Meaning | None:

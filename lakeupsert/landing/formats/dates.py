@@ -87,9 +87,7 @@ def _hour(part: Mapping[str, pa.Array]) -> pa.Array:
     return _two_digits(pc.add(hours, pc.if_else(pc.equal(pc.utf8_lower(part["p"]), "pm"), 12, 0)).cast(pa.string()))
 
 
-@cache
-def _format_of(text: str) -> DateFormat:
-    return DateFormat(text)
+_format_of = cache(DateFormat)
 
 
 def formats_of(reading: Reading, column: str) -> list[DateFormat]:

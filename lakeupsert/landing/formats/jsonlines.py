@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from itertools import chain, compress, islice
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from lakeupsert.landing.formats import blocks, connect, dominant
 from lakeupsert.landing.formats.blocks import (
     Columns,
     Contents,
+    FileBlock,
     LandingInput,
     MalformedRecord,
     Source,
@@ -72,7 +73,7 @@ _encode = msgspec.json.Encoder(
 
 
 @dataclass(frozen=True)
-class JsonBlock:
+class JsonBlock(FileBlock):
     """A block of decoded objects, see `blocks.Block`.
 
     Attributes:
@@ -89,8 +90,7 @@ class JsonBlock:
     skipped: Mapping[str, int] = field(default_factory=dict)
     schemas: Sequence[RowSchema] = ()
 
-    def choose(self, rows: Mask, malformed: Sequence[MalformedRecord], skipped: Mapping[str, int]) -> "JsonBlock":
-        """The block with these of its rows."""
+    def choose(self, rows: Mask, malformed: Sequence[MalformedRecord], skipped: Mapping[str, int]) -> Self:
         kept = np.flatnonzero(rows).tolist()
         written = None if self.written is None else [self.written[i] for i in kept]
         own, schemas = [self.rows[i] for i in kept], [self.schemas[i] for i in kept] if self.schemas else ()
@@ -110,9 +110,6 @@ class JsonBlock:
         types = [*stated.values(), *([_infer(others)] if others else [])]
         return reduce(partial(unify, typed=False), types)
 
-    def name_in_file(self, name: str) -> str:
-        return name
-
     def values(self, name: str) -> list[object]:
         if not self.schemas:
             return [row.get(name) for row in self.rows]
@@ -123,9 +120,6 @@ class JsonBlock:
 
     def texts(self, name: str) -> Converted | None:
         return self.convert(name, pa.string()) if name in self.names else None
-
-    def ambiguous(self, name: str, type_: pa.DataType) -> Mapping[int, str]:
-        return {}
 
     def type_of(self, name: str, rows: Mask, *, typed: bool) -> pa.DataType:
         return self.stated_type(name) or _infer(list(compress(self.values(name), rows)))
@@ -138,15 +132,8 @@ class JsonBlock:
 
     is_valid = brings
 
-    def without(self, places: Collection[int]) -> "JsonBlock":
-        """The block without the rows at some places."""
-        return self.choose(~np.isin(self.places, list(places)), self.malformed, self.skipped)
-
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return [self.rows[i].get(name) for i in rows]
-
-    def line_numbers(self, rows: Sequence[int]) -> list[int] | list[None]:
-        return line_numbers(self.text, self.places, rows)
 
     def raw(self, rows: Sequence[int]) -> list[str]:
         if self.written is None:
@@ -399,14 +386,6 @@ def _array(values: Sequence[object], type_: pa.DataType) -> tuple[pa.Array, Mask
     return array, bad
 
 
-def _from_text(values: Sequence[str | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
-    return convert_text(pa.array(values, pa.string()), type_)
-
-
-def _from_bool(values: Sequence[bool | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
-    return convert(pa.array(values, pa.bool_()), type_)
-
-
 def _from_int(values: Sequence[int | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
     if not pa.types.is_floating(type_):  # a float takes the nearest value, as from text
         try:
@@ -455,8 +434,8 @@ def _from_encoded(values: Sequence[Encoded | None], type_: pa.DataType) -> tuple
 
 # Any: the values are null or of the type that the function is listed under, which Python's types can't say.
 _FROM: dict[type, Callable[[Sequence[Any], pa.DataType], tuple[pa.Array, Mask]]] = {
-    str: _from_text,
-    bool: _from_bool,
+    str: lambda values, type_: convert_text(pa.array(values, pa.string()), type_),
+    bool: lambda values, type_: convert(pa.array(values, pa.bool_()), type_),
     int: _from_int,
     _Number: _from_number,
     dict: _from_object,

@@ -25,10 +25,6 @@ class OldCalendar:
     instants: Change | None = None
     int96: Change | None = None
 
-    @property
-    def is_any(self) -> bool:
-        return bool(self.instants or self.int96)
-
     @classmethod
     def of(cls, keys: Mapping[bytes, bytes]) -> "OldCalendar":
         """By the rules of Spark's own reader; and Spark before 2.4.6 writes no version. Without a zone, timestamps are of UTC."""

@@ -1,25 +1,19 @@
 """Rows of other tables, which the setting `only` leaves out: several tables may come in one folder or topic."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar, cast
+from collections.abc import Iterator, Mapping
+from typing import TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.formats.blocks import Block, MalformedRecord
-from lakeupsert.rows.arrays import Mask
+from lakeupsert.landing.formats.blocks import Block, FileBlock, MalformedRecord
 from lakeupsert.rows.convert import as_mask
 
 OTHER_TABLE = "row of another table"
 """The kind of such rows, and of truncates of other tables, where skipped records are counted."""
-
-
-class _Choosable(Block, Protocol):
-    def choose(self, rows: Mask, malformed: Sequence[MalformedRecord], skipped: Mapping[str, int]) -> Block:
-        """The block with these of its rows."""
 
 
 B = TypeVar("B", bound=Block)
@@ -59,7 +53,7 @@ def _own_rows(block: B, reading: Reading) -> B:
         kept += [MalformedRecord(place, reason, raw.encode(), line) for place, raw, line in found]
         kept.sort(key=lambda one: one.place)
     counts = Counter(block.skipped) + Counter({OTHER_TABLE: skipped})
-    return cast(B, cast(_Choosable, block).choose(~is_other & ~is_absent, kept, counts))
+    return cast(B, cast(FileBlock, block).choose(~is_other & ~is_absent, kept, counts))
 
 
 def _is_others(truncate: Mapping[str, object] | None, reading: Reading) -> bool:

@@ -14,9 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakeupsert.config import Reading
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import (
     ArrowBlock,
+    Columns,
     Contents,
     LandingInput,
     UnreadableFileError,
@@ -70,14 +72,16 @@ class _File:
         }
 
 
-def schema_of(source: pa.NativeFile, file: LandingInput) -> tuple[pa.Schema, pq.FileMetaData]:
-    """The columns in the types that a table stores them in, without metadata; and the footer."""
+def schema_of(source: pa.NativeFile, file: LandingInput, *_: object) -> Columns:
+    """The columns in the types that a table stores them in, without metadata."""
     opened = _open(source, file)
-    return opened.types, opened.parquet.metadata
+    footer = opened.parquet.metadata
+    rows = footer.num_rows
+    return Columns(opened.types, rowless=not rows, row_groups=footer.num_row_groups, rows=rows)
 
 
 def stored_schema_of(source: pa.NativeFile, file: LandingInput) -> tuple[pa.Schema, pq.FileMetaData]:
-    """As `schema_of`, for a file that stays where it is: readers get its values as they are stored."""
+    """The columns of a file that stays where it is, since readers get its values as they are stored; and its footer."""
     parquet = _open_parquet(source, file, _read_footer(source, file), "us")
     return pa.schema([(f.name, normalize(f.type)) for f in parquet.schema_arrow]), parquet.metadata
 
@@ -150,11 +154,11 @@ def has_other_moments(source: pa.NativeFile, file: LandingInput) -> bool:
     footer = _read_footer(source, file)
     columns = list(map(footer.schema.column, range(footer.num_columns)))
     is_odd = any(one.physical_type == "INT96" or one.logical_type.type == "TIME" for one in columns)
-    return is_odd or OldCalendar.of(footer.metadata or {}).is_any
+    return is_odd or OldCalendar.of(footer.metadata or {}) != OldCalendar()
 
 
 def open_blocks(
-    source: pa.NativeFile, file: LandingInput, required: frozenset[str], only: Collection[str] | None = None
+    source: pa.NativeFile, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None
 ) -> Contents:
     opened = _open(source, file)
     return Contents(find_missing(required, opened.types.names), _blocks(opened, file, only))
@@ -202,9 +206,10 @@ def _of_16_bytes(source: pa.NativeFile) -> list[str]:
 
 def _open_parquet(source: pa.NativeFile, file: LandingInput, footer: pq.FileMetaData, unit: str) -> pq.ParquetFile:
     with unreadable_if_damaged(file, "Parquet"):
-        row_groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
+        groups = map(footer.row_group, range(footer.num_row_groups))
+        stored = (sum(g.column(i).total_compressed_size for i in range(g.num_columns)) for g in groups)
         # Few large reads if a row group, as it is stored, fits into memory; else many small ones.
-        large = any(_stored_bytes(group) > _LARGE_ROW_GROUP for group in row_groups)
+        large = any(size > _LARGE_ROW_GROUP for size in stored)
         parquet = pq.ParquetFile(
             source,
             metadata=footer,
@@ -253,10 +258,6 @@ def _blocks(opened: _File, file: LandingInput, only: Collection[str] | None) -> 
             place += batch.num_rows
 
 
-def _stored_bytes(group: pq.RowGroupMetaData) -> int:
-    return sum(group.column(i).total_compressed_size for i in range(group.num_columns))
-
-
 # -- what the writer meant
 
 
@@ -283,17 +284,13 @@ def _change(type_: pa.DataType, column: pq.ColumnSchema, old: OldCalendar) -> Ch
     if column.logical_type.type == "ENUM":
         return _enum_text
     if pa.types.is_float16(type_):
-        return _single_precision  # Spark can't read files with half precision
+        return lambda array: array.cast(pa.float32())  # Spark can't read files with half precision
     return old.int96 if column.physical_type == "INT96" else old.change(type_)
 
 
 def _enum_text(array: pa.Array) -> pa.Array:
     # Whether it is UTF-8 is asked row by row, later.
     return pc.cast(array, options=pc.CastOptions(pa.string(), allow_invalid_utf8=True))
-
-
-def _single_precision(array: pa.Array) -> pa.Array:
-    return array.cast(pa.float32())
 
 
 def _int96_columns(footer: pq.FileMetaData, fields: Mapping[str, pa.DataType]) -> list[str]:

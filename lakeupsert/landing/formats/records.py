@@ -98,23 +98,15 @@ class _Records:
     ends: Indices
     unclosed: bool
 
-    @property
-    def data(self) -> bytes:
-        return self.part.text
-
-    @property
-    def offset(self) -> int:
-        return self.part.offset
-
     def text(self, i: int) -> bytes:
-        return without_line_end(self.data[self.starts[i] : self.ends[i]])
+        return without_line_end(self.part.text[self.starts[i] : self.ends[i]])
 
 
 def schema_of(
+    choose: ChooseDialect,
     source: Source,
     file: LandingInput,
     reading: Reading,
-    choose: ChooseDialect,
     known: pa.Schema | None,
     text_columns: frozenset[str],
 ) -> Columns:
@@ -146,10 +138,10 @@ def schema_of(
 
 
 def open_blocks(
+    choose: ChooseDialect,
     source: Source,
     file: LandingInput,
     reading: Reading,
-    choose: ChooseDialect,
     required: frozenset[str],
     only: Collection[str] | None = None,
 ) -> Contents:
@@ -219,28 +211,28 @@ def _block(
     refused: list[tuple[int, str]] = []
     if piece.unclosed:
         refused.append((len(is_row) - 1, "A quote is opened and never closed."))
-    text = piece.data[piece.starts[0] :]
+    text = piece.part.text[piece.starts[0] :]
     if not text.isascii() and not is_utf8(text):
         what = f"Not {reading.encoding.upper()}."
         refused += [(i, what) for i in np.flatnonzero(is_row).tolist() if not is_utf8(piece.text(i))]
     known = {i for i, _ in refused}
-    flaws = dialect.flaws(piece.data, piece.starts, piece.ends)
+    flaws = dialect.flaws(piece.part.text, piece.starts, piece.ends)
     refused += [(i, what) for i, what in flaws.items() if is_row[i] and i not in known]
     is_row[[i for i, _ in refused]] = False
     records = np.flatnonzero(is_row)
     if not is_row.all():
-        text = b"".join(piece.data[piece.starts[i] : piece.ends[i]] for i in records)
+        text = b"".join(piece.part.text[piece.starts[i] : piece.ends[i]] for i in records)
 
     fields = dialect.split(text, names, wanted)
     where = "the header" if reading.has_header else "`columns`" if reading.columns else "the first record"
     what = f"fields, but {where} has {len(names)}.{describe_separator(names) if reading.has_header else ''}"
     refused += [(int(records[row]), f"{count} {what}") for row, count in fields.miscounted.items()]
     is_row[[i for i, _ in refused]] = False
-    starts = piece.starts[is_row] + piece.offset
+    starts = piece.starts[is_row] + piece.part.offset
     if any(len(column) != len(starts) for column in fields.columns.values()):
-        raise UnreadableFileError(file.path, f"Its records can't be separated from byte {piece.offset} on.")
+        raise UnreadableFileError(file.path, f"Its records can't be separated from byte {piece.part.offset} on.")
     refused.sort()
-    places = [int(piece.starts[i]) + piece.offset for i, _ in refused]
+    places = [int(piece.starts[i]) + piece.part.offset for i, _ in refused]
     malformed = [
         MalformedRecord(place, reason, piece.text(i), line)
         for (i, reason), place, line in zip(refused, places, piece.part.numbers(places) if places else (), strict=True)
@@ -253,17 +245,13 @@ def _open(
 ) -> tuple[Dialect, Iterator[_Records]]:
     """The dialect and the records of a file."""
     head, size = b"", min(_HEADER_BYTES, blocks.BLOCK_BYTES)
-    while (read := source.read(size)) and len(head := head + read) < _HEADER_BYTES and not _has_line(head):
-        pass
+    while (read := source.read(size)) and len(head := head + read) < _HEADER_BYTES:
+        if head.lstrip(b"\xef\xbb\xbf\r\n").count(b"\n") > 1:
+            break  # a line ends there that is neither blank nor says how Excel reads the others
     begin = len(_BOM) if head.startswith(_BOM) else 0
     dialect, used = choose(reading, head[begin:])
     whole = TextLines(1, 0, head)
     return dialect, _pieces(source, file, dialect, whole.behind(TextLines(1, 0, head[: begin + used])))
-
-
-def _has_line(head: bytes) -> bool:
-    """Whether a line ends there that is neither blank nor says how Excel reads the others."""
-    return head.lstrip(b"\xef\xbb\xbf\r\n").count(b"\n") > 1
 
 
 def _pieces(source: Source, file: LandingInput, dialect: Dialect, part: TextLines) -> Iterator[_Records]:
@@ -290,6 +278,6 @@ def _pieces(source: Source, file: LandingInput, dialect: Dialect, part: TextLine
 
 
 def _blank(piece: _Records) -> Mask:
-    first = np.frombuffer(piece.data, np.uint8)[piece.starts]
+    first = np.frombuffer(piece.part.text, np.uint8)[piece.starts]
     blank: Mask = (first == _LF) | (first == _CR)
     return blank

@@ -120,10 +120,6 @@ def unpack_snappy(data: bytes, largest: int) -> bytes:
     return text
 
 
-class _Stream(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
 class _DecompressedText:
     """Decompressed text. Several streams in one file, as `cat` and parallel compressors write them, are one text."""
 
@@ -134,7 +130,7 @@ class _DecompressedText:
         self._begin()
 
     def _begin(self) -> None:
-        self._stream: _Stream
+        self._stream: _Zip | _Xz | pa.CompressedInputStream
         if self._compression == "zip":
             self._stream = _Zip(self._source)
         elif self._compression == "xz":  # Arrow has neither

@@ -21,9 +21,9 @@ from pyarrow.types import is_date, is_string, is_timestamp
 
 from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.landing.files import TYPED, format_of
 from lakeupsert.landing.formats.folders import folders_of
 from lakeupsert.landing.formats.inference import convert_text
+from lakeupsert.landing.formats.registry import format_of
 from lakeupsert.landing.table_logs import TableLog, find_log, log_above
 from lakeupsert.operations.init.reading import SampleReading, choose_reading
 from lakeupsert.operations.init.sample import Column, Sample
@@ -145,7 +145,7 @@ def _columns(rows: Sample, schema: Mapping[str, str]) -> Iterator[Column]:
 
 def _text_keys(rows: Sample, key: Sequence[str], operation: str | None) -> dict[str, str]:
     """The columns that a table from these files keeps as text: key and operation, if their types are inferred."""
-    if all(format_of(path, "auto") in TYPED for path in rows.paths):
+    if all(format_of(path, "auto").typed for path in rows.paths):
         return {}
     return {name: "string" for name in (*key, operation) if name in rows.dominant_types}
 
@@ -209,7 +209,7 @@ def _hive_folders(names: Sequence[str]) -> str | None:
     """The column that the names of the folders give a value, if all files are Parquet in folders of one such column."""
     matches = [HIVE.fullmatch(folder_of(name)) for name in names]
     columns = {unquote(m[1]) if m else "" for m in matches}
-    if len(columns) > 1 or not all(columns) or any(format_of(n, "auto") != "parquet" for n in names):
+    if len(columns) > 1 or not all(columns) or any(format_of(n, "auto").name != "parquet" for n in names):
         return None
     return columns.pop()
 

@@ -23,12 +23,13 @@ from msgspec.structs import replace
 from pyarrow.types import is_boolean, is_floating, is_integer, is_string
 
 from lakeupsert.config import POSITIONED, DialectSettings, Reading
-from lakeupsert.landing.files import format_of, read_head
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.csvfile import Csv, choose_dialect
 from lakeupsert.landing.formats.envelopes import TABLE_NAMES
 from lakeupsert.landing.formats.escapes import LETTERS
 from lakeupsert.landing.formats.inference import FROM_TEXT, THOUSANDS, fits, is_number, with_points
+from lakeupsert.landing.formats.registry import format_of
+from lakeupsert.landing.glimpse import read_head
 from lakeupsert.operations.init.dates import MOST, choose_formats, formats_that_fit
 from lakeupsert.operations.init.sample import Sample, choose_files, read_sample
 from lakeupsert.operations.init.words import Choice, is_named, name_list, words_of
@@ -114,7 +115,7 @@ def choose_reading(
 def _describe_empty(store: ObjectReader, files: Sequence[ObjectInfo], reading: Reading) -> str | None:
     """What the first CSV file looks like that has more lines than its header."""
     for file in files:
-        lines = _head_of(store, file).splitlines() if format_of(file.name, "auto") == "csv" else []
+        lines = _head_of(store, file).splitlines() if format_of(file.name, "auto").delimited else []
         if len(lines) > 1:
             fields = choose_dialect(reading, lines[0])[0].fields_in(lines[0])
             hint = describe_separator([lines[0].decode(errors="replace")])
@@ -133,7 +134,7 @@ class _ReadingChoices:
         self.warnings: list[str] = []
         self._sniffed = {}
         for file in files:
-            if format_of(file.name, "auto") == "csv" and (found := _sniff_file(store, file)):
+            if format_of(file.name, "auto").delimited and (found := _sniff_file(store, file)):
                 self._sniffed[file.name] = found
 
     @property
@@ -216,7 +217,7 @@ class _ReadingChoices:
 
     def add_null_words(self, rows: Sample) -> None:
         """Words like NA between values that are otherwise numbers or dates."""
-        is_csv = np.array([format_of(path, "auto") == "csv" for path in rows.paths])[rows.file]
+        is_csv = np.array([format_of(path, "auto").delimited for path in rows.paths])[rows.file]
         found: dict[str, list[str]] = {}
         texts = {
             name: values.filter(pa.array(is_csv)) for name, values in rows.values.items() if is_string(values.type)

@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.files import TYPED, Beginning, format_of, read_beginning
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.dominant import DominantType, combine
 from lakeupsert.landing.formats.inference import unify, without_nulls
+from lakeupsert.landing.formats.registry import format_of
+from lakeupsert.landing.glimpse import Beginning, read_beginning
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.convert import as_mask, convert, to_json_values
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectReader
@@ -67,7 +68,7 @@ class Sample:
         tables = [(name, first.rows) for name, first in beginnings]
         types: dict[str, pa.DataType] = {}
         for name, table in tables:
-            typed = format_of(name, "auto") in TYPED
+            typed = format_of(name, "auto").typed
             for field in table.schema:
                 types[field.name] = unify(types.get(field.name, pa.null()), field.type, typed=typed)
         self.values = {

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from pyarrow.types import is_boolean, is_date, is_integer, is_nested, is_string, is_timestamp
 
 from lakeupsert.config import TableSettings, cores
-from lakeupsert.landing.files import format_of
 from lakeupsert.landing.formats.inference import infer_type, without_nulls
 from lakeupsert.landing.formats.positions import EVENT_TIMES, LOG_POSITION
+from lakeupsert.landing.formats.registry import UNKNOWN, format_of
 from lakeupsert.operations.init.buckets import describe_rule, expression, propose_count
 from lakeupsert.operations.init.key import Compared, KeySearch, KeySigns, repeats
 from lakeupsert.operations.init.sample import Sample
@@ -141,7 +141,7 @@ class SettingChoices:
             shares = ", ".join(f"{text} {percent(n / self.rows.count)}" for text, n in counts.items())
             # Single letters may stand for anything, for example credit and debit.
             if deletes and (is_sure or min(map(len, seen)) > 2 or seen >= {"i", "u", "d"}):
-                if is_boolean(values.type) and any(format_of(n, "auto") == "csv" for n in self.names):
+                if is_boolean(values.type) and any(format_of(n, "auto").delimited for n in self.names):
                     deletes = ["true", "True", "TRUE"]  # in text files, the text as written is compared
                 is_insert = as_mask(pc.is_in(pc.utf8_lower(texts), pa.array(sorted(WORDS["insert"]))))
                 self.inserts = is_insert if is_insert.any() else self.inserts
@@ -395,7 +395,7 @@ class SettingChoices:
             return Choice(None, ("the folders of the landing zone are not known yet",))
         if self.folders:
             return Choice(None, ("the folders are columns of the table: every file is taken",))
-        names = [name for name in self.names if format_of(name, "auto") is not None] or self.names
+        names = [name for name in self.names if format_of(name, "auto") is not UNKNOWN] or self.names
         folders = folder_of(names[0]).split("/")
         prefixes = [(m[1].replace("%", "%%") + "=") if (m := HIVE.fullmatch(f)) else "" for f in folders]
         fits: dict[str, list[date]] = {}

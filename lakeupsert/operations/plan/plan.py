@@ -17,19 +17,12 @@ from pathlib import Path
 
 from lakeupsert.config import Reading, cores
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.landing.files import (
-    TYPED,
-    WHOLE_BYTES,
-    Preview,
-    Survey,
-    first_rows,
-    format_of,
-    preview,
-    read_beginning,
-    survey,
-)
+from lakeupsert.landing.content import WHOLE_BYTES
+from lakeupsert.landing.files import Survey, survey
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.blocks import UnreadableFileError as Unreadable
+from lakeupsert.landing.formats.registry import LandingFormat, format_of
+from lakeupsert.landing.glimpse import Preview, preview, read_beginning
 from lakeupsert.operations.init.buckets import far_count
 from lakeupsert.operations.plan.habits import (
     Sizes,
@@ -197,14 +190,14 @@ def _sizes_after(table: OpenTable, sizes: Sizes, arrivals: Mapping[str, Arrival]
     return {partition: shown.get(partition, 0) + gained.get(partition, 0.0) for partition in {*shown, *gained}}
 
 
-def _reads(file: LandingInput, kind: str | None, *, exists: bool) -> tuple[int, int]:
+def _reads(file: LandingInput, kind: LandingFormat, *, exists: bool) -> tuple[int, int]:
     """How often append opens a landing file, and how often it reads all of it: for columns or types, for rows, for the hash."""
-    if kind in ("parquet", "orc"):
+    if kind.seekable:
         large = file.size > WHOLE_BYTES
         return 2 + large, 1 + large
-    if kind == "avro":
+    if kind.typed:
         return 2, 1
-    return (1 if exists and kind == "jsonl" else 2), (1 if exists else 2)
+    return (1 if exists and kind.names_by_row else 2), (1 if exists else 2)
 
 
 def refuse_above(planned: Plan, max_bytes: int | None, max_cost: float | None) -> None:
@@ -268,7 +261,7 @@ def _first_spec(table: OpenTable, surveys: Mapping[LandingInput, Survey], sizes:
         spec, warnings = plan_spec(table, None, list(surveys.values()), ahead=True, fitted=True)
         warnings.append(f"rows with other values go to quarantine; if no row is left, the run fails: {e.message}")
     largest = max(surveys, key=lambda f: f.size)
-    rows = first_rows(table.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), table.reading)
+    rows = read_beginning(table.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), table.reading).rows
     sample = tuple((len(part), parquet_bytes(part)) for part in (rows.slice(0, 1), rows) if len(part))
     return _ExpectedSpec(spec, warnings, sample)
 
@@ -277,7 +270,7 @@ def _survey(table: OpenTable, file: LandingInput, size: int, known: TableSpec | 
     """What append finds first in a file (of a text file, in its beginning); None if the file can't be read."""
     reading = table.reading
     schema, text = known.schema if known else None, table.declaration.text_columns
-    if format_of(file.path, reading.format) in TYPED:
+    if format_of(file.path, reading.format).typed:
         found = survey(table.landing, file, reading, schema, text)
         return found if found.schema is not None else None
     with suppress(Unreadable, NotFoundError):
@@ -287,9 +280,7 @@ def _survey(table: OpenTable, file: LandingInput, size: int, known: TableSpec | 
 
 def _shares(files: Sequence[LandingInput], reading: Reading) -> dict[str, int]:
     """How many bytes are read of each text or Avro file: `TEXT_BYTES` in all, small files whole."""
-    text = sorted(
-        (f for f in files if format_of(f.path, reading.format) not in ("parquet", "orc")), key=lambda f: f.size
-    )
+    text = sorted((f for f in files if not format_of(f.path, reading.format).seekable), key=lambda f: f.size)
     left, shares = TEXT_BYTES, {}
     for i, file in enumerate(text):
         shares[file.path] = min(file.size, left // (len(text) - i))

@@ -23,10 +23,12 @@ import pyarrow.parquet as pq
 
 from lakeupsert.config import Reading, is_remote
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
-from lakeupsert.landing.files import TYPED, Reader, content_hash, format_of, kind_of
+from lakeupsert.landing.content import content_hash
+from lakeupsert.landing.files import Reader
 from lakeupsert.landing.formats import parquetfile
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.folders import folder_values, missing_values
+from lakeupsert.landing.formats.registry import format_of, readable_format
 from lakeupsert.landing.formats.unavailable import UNAVAILABLE
 from lakeupsert.operations.recompute.columns import LandedColumns, Source
 from lakeupsert.operations.recompute.sql import (
@@ -250,14 +252,12 @@ class LandedRows:
     def _load_landed(self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int]) -> None:
         reading = entry.reading_of_files
         kind = format_of(landed.path, reading.format)
-        if kind == "parquet" and not _has_other_moments(landed, path):
+        if kind.name == "parquet" and not _has_other_moments(landed, path):
             with suppress(import_duckdb().InvalidInputException):  # text that is not UTF-8
                 self._insert(self._parquet(entry, path, landed.path, refused, reading))
                 return
-        if kind in TYPED:
-            self._load_blocks(entry, landed, path, refused, reading)
-        else:
-            self._load_text(entry, landed, path, refused, reading)
+        load = self._load_blocks if kind.typed else self._load_text
+        load(entry, landed, path, refused, reading)
 
     def _load_text(
         self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int], reading: Reading
@@ -282,7 +282,7 @@ class LandedRows:
         file = LandingInput(landed.path, landed.size, landed.etag, place=0)
         own = msgspec.structs.replace(reading, aliases={}, dates={}, only={}, folders=())
         with pa.OSFile(path) as source:
-            reader = Reader.of(source, file, kind_of(file, reading), own)
+            reader = Reader.of(source, file, readable_format(file, reading), own)
             called = {reading.table_name_of(f.name): f for f in reader.columns(None, frozenset()).schema}
             types = {name: self._type_in(entry, name, f.type) for name, f in called.items()}
             reader.source.seek(0)

@@ -23,10 +23,10 @@ import pyarrow as pa
 from msgspec.structs import asdict, replace
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.files import format_of
 from lakeupsert.landing.formats.envelopes import Found, NoEnvelopeError, Row, TruncateError, unwrap_of
 from lakeupsert.landing.formats.escapes import LETTERS
 from lakeupsert.landing.formats.inference import is_number, is_text
+from lakeupsert.landing.formats.registry import format_of
 from lakeupsert.landing.formats.unpacked import UNDECODABLE, compression_of, is_utf8
 
 Types = Mapping[str, pa.DataType]
@@ -48,7 +48,7 @@ def read_text(
 
     ``types``: of the table's columns, by their lower-case names. In numbers a decimal comma becomes a point.
     """
-    kind = format_of(name, reading.format) or ""
+    kind = format_of(name, reading.format).name
     lines = _Lines(_decoded_lines(path, name, reading, kind))
     if kind == "csv":
         reading = _dialect(lines, reading)

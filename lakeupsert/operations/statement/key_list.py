@@ -17,8 +17,10 @@ import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.landing.files import Reader, hash_object, kind_of, under_table_names
+from lakeupsert.landing.content import hash_object
+from lakeupsert.landing.files import Reader, under_table_names
 from lakeupsert.landing.formats.blocks import Block, LandingInput, UnreadableFileError
+from lakeupsert.landing.formats.registry import readable_format
 from lakeupsert.rows.arrays import Hashes, Indices, Rows
 from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.convert import as_mask
@@ -78,7 +80,7 @@ def read_keys(path: str, spec: TableSpec) -> KeyList:
         hash_object(store, name, None, sha256)
         reading = Reading()
         with store.open(name) as source:
-            contents = Reader.of(source, file, kind_of(file, reading), reading).blocks(frozenset(spec.key))
+            contents = Reader.of(source, file, readable_format(file, reading), reading).blocks(frozenset(spec.key))
             if contents.missing:
                 raise _unfit(path, f"it has no column {', '.join(sorted(contents.missing))}, which the key needs")
             tables = [_keys(path, under_table_names(block, spec), spec) for block in contents.blocks]

@@ -20,10 +20,11 @@ from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.reports import FileFailed, FileRead, Refused, Report, Written, touched_by
 from lakeupsert.engine.settle import count_keys_in_several_partitions
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.landing.files import Survey, format_of
+from lakeupsert.landing.files import Survey, share_row_groups
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.folders import reading_of
 from lakeupsert.landing.formats.positions import noted_positions
+from lakeupsert.landing.formats.registry import format_of
 from lakeupsert.landing.origins import Origins, all_origins
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
@@ -57,10 +58,12 @@ from lakeupsert.pipeline.append.next_spec import (
 from lakeupsert.pipeline.append.quarantine_limit import refuse_above_limit, refuse_new_versions, refuse_truncate
 from lakeupsert.pipeline.open_columns import waiting_columns
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.table.chain import LOST, Link, Lost, until_won
+from lakeupsert.table.chain import Link, Lost, Repeat, until_won
 from lakeupsert.table.ledger import ChosenHost, LandingFile, LedgerEntry, QuarantineFile
 from lakeupsert.table.reading import StoredReading
 
+UNFIT = Repeat()
+"""A file did not fit the attempt: it changed, can't be read, or has rows for another spec. The next one knows (`_FileNotes`)."""
 COMPARED_BYTES = 8 << 20
 """Up to this many landing bytes, every key of a batch is checked for records in several partitions; of a larger batch a sample
 of the keys. More: the driver holds 8 bytes for each of these keys."""
@@ -164,7 +167,7 @@ def append(table: OpenTable, options: AppendOptions) -> AppendResult | None:
     return until_won(table.store.uri(), partial(_attempt, table, options, _FileNotes()))
 
 
-def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes) -> AppendResult | Lost | None:
+def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes) -> AppendResult | Repeat | None:
     ground = discover(table, options, frozenset(notes.changed))
     refuse_all_skipped(table, ground)
     if not ground.inputs:
@@ -180,7 +183,7 @@ def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes) -> App
     elif options.again:
         refuse_extract_again(ground)
     plan = _plan(table, options, ground, notes)
-    if isinstance(plan, Lost):
+    if isinstance(plan, Repeat):
         return plan
     if plan is None:
         options.warn(
@@ -195,7 +198,7 @@ def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes) -> App
     try:
         if _note_failures(table, ground, work, notes) or _note_refused(table, ground, work, notes):
             table.discard(work.files)
-            return LOST
+            return UNFIT
     except ConfigurationError:
         table.discard(work.files)
         raise
@@ -255,8 +258,8 @@ def _commit(
         raise
 
 
-def _plan(table: OpenTable, options: AppendOptions, ground: Ground, notes: _FileNotes) -> _Plan | Lost | None:
-    """Survey the landing files and plan the spec; `LOST` if a file turned out not to fit. None if a new table gets no row."""
+def _plan(table: OpenTable, options: AppendOptions, ground: Ground, notes: _FileNotes) -> _Plan | Repeat | None:
+    """Survey the landing files and plan the spec; `UNFIT` if a file turned out not to fit. None if a new table gets no row."""
     chosen, reasons = choose_host(options.host, ground.night_bytes), notes.unreadable
     host = host_by_name(chosen.name)
     unreadable = {i.path: reasons[i.path, i.etag] for i in ground.inputs if (i.path, i.etag) in reasons}
@@ -271,7 +274,7 @@ def _plan(table: OpenTable, options: AppendOptions, ground: Ground, notes: _File
         failed += unfit_files(ground.spec, surveys)
     if failed:
         notes.add(failed, ground.inputs)
-        return LOST
+        return UNFIT
     if ground.spec is None and not surveys:
         path, reason = next(iter(unreadable.items()))
         raise RefusedError(
@@ -294,11 +297,10 @@ def _plan(table: OpenTable, options: AppendOptions, ground: Ground, notes: _File
             raise
         unfit = e
         spec, warnings = plan_spec(table, ground.spec, planned, fitted=True)
-    groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
     surveyed = {s.path for s in surveys}
     job = replace(
         batch_job(table, ground, spec),
-        inputs=tuple(replace(i, row_groups=groups.get(i.path), surveyed=i.path in surveyed) for i in readable),
+        inputs=tuple(replace(i, surveyed=i.path in surveyed) for i in share_row_groups(readable, surveys)),
         full=options.full is not None,
         inferred=spec is not ground.spec and not all(s.typed for s in planned),
         compared=min(1.0, COMPARED_BYTES / max(1, sum(i.size for i in readable))),
@@ -320,7 +322,7 @@ def _survey(
     surveyed = [
         replace(i, refused=notes.refused.get(i.path, ()))
         for i in inputs
-        if ground.spec is None or i.path in wider or format_of(i.path, reading.format) != "jsonl"
+        if ground.spec is None or i.path in wider or not format_of(i.path, reading.format).names_by_row
     ]
     progress(f"surveying {count(len(surveyed), 'landing file')}")
     schema = ground.spec.schema if ground.spec else None

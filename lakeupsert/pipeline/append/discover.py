@@ -17,7 +17,7 @@ from pathlib import Path
 from lakeupsert import clock
 from lakeupsert.engine.by_name import HostChoice
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.landing.files import content_hash
+from lakeupsert.landing.content import content_hash
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
 from lakeupsert.landing.table_logs import TableLog, likely_log_above, log_of
 from lakeupsert.phrases import count, duration, no_folder

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
-from lakeupsert.landing.files import format_of
+from lakeupsert.landing.formats.registry import UNKNOWN, format_of
 
 _PARTS = re.compile(
     r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"  # a UUID
@@ -94,7 +94,7 @@ def arrival_order(path: str, pattern: str) -> tuple[datetime, str, str]:
 def is_stray(path: str, pattern: str, configured: str) -> bool:
     """Whether a file was not received on a date, for example a README: it is in no folder, or has no format by ``configured``,
     the setting `format`."""
-    return bool(pattern) and ("/" not in path or format_of(path, configured) is None)
+    return bool(pattern) and ("/" not in path or format_of(path, configured) is UNKNOWN)
 
 
 def describe_skipped(

@@ -16,12 +16,13 @@ import pyarrow as pa
 from lakeupsert.config import Reading, rename_aliases, toml_aliases, toml_key
 from lakeupsert.engine.reports import FileFailed, FileRead, Report
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.landing.files import Survey, line_of
+from lakeupsert.landing.files import Survey
 from lakeupsert.landing.formats.dates import is_dated
 from lakeupsert.landing.formats.dominant import DominantType, combine
 from lakeupsert.landing.formats.folders import folder_values
 from lakeupsert.landing.formats.inference import known_part, unify
 from lakeupsert.landing.formats.positions import LOG_POSITION
+from lakeupsert.landing.glimpse import line_of
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.quarantine_limit import truncated
 from lakeupsert.pipeline.open_columns import Types, fitted_types, known_types, open_parts

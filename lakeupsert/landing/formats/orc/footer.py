@@ -51,7 +51,7 @@ def read_footer(source: pa.NativeFile) -> OrcFooter:
         footer = tail[begin - length : begin]
     fields = _fields(_unpack(footer, kind))
     zones = []
-    for stripe in map(_message, fields.get(3, [])):
+    for stripe in map(_fields, fields.get(3, [])):
         source.seek(sum(_number(stripe, field) for field in (1, 2, 3)))
         zones.append(_text(_fields(_unpack(source.read(_number(stripe, 4)), kind)), 3))
     by_java = _number(fields, 9) == _JAVA
@@ -72,14 +72,10 @@ def _text(fields: Fields, field: int) -> str:
     return value.decode() if isinstance(value, bytes) else ""
 
 
-def _message(value: int | bytes) -> Fields:
-    if isinstance(value, int):
-        raise ValueError("a message of a footer is a number")
-    return _fields(value)
-
-
-def _fields(data: bytes) -> Fields:
+def _fields(data: bytes | int) -> Fields:
     """A message of Protocol Buffers."""
+    if isinstance(data, int):
+        raise ValueError("a message of a footer is a number")
     found: Fields = {}
     at = 0
 

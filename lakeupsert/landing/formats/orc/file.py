@@ -7,9 +7,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import orc
 
+from lakeupsert.config import Reading
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import (
     ArrowBlock,
+    Columns,
     Contents,
     LandingInput,
     UnreadableFileError,
@@ -19,8 +21,8 @@ from lakeupsert.landing.formats.blocks import (
     unreadable_if_damaged,
 )
 from lakeupsert.landing.formats.inference import is_number
-from lakeupsert.landing.formats.orcfooter import OrcFooter, read_footer
-from lakeupsert.landing.formats.orczones import corrections
+from lakeupsert.landing.formats.orc.footer import OrcFooter, read_footer
+from lakeupsert.landing.formats.orc.zones import corrections
 from lakeupsert.rows.calendar import change_of, dates
 from lakeupsert.rows.convert import Converted, convert, decode
 from lakeupsert.rows.leaves import Change, map_leaves
@@ -77,14 +79,15 @@ def _changes(field: pa.Field, days: Change | None = None, clocks: Change | None 
     return [change_of(field.type, days, None, clocks)]
 
 
-def schema_of(source: pa.NativeFile, file: LandingInput) -> pa.Schema:
+def schema_of(source: pa.NativeFile, file: LandingInput, *_: object) -> Columns:
     """The columns in the types that a table stores them in."""
     fields = _open(source, file).stripes.schema
-    return pa.schema([(f.name, map_leaves(pa.nulls(0, normalize(f.type)), iter(_changes(f))).type) for f in fields])
+    types = [(f.name, map_leaves(pa.nulls(0, normalize(f.type)), iter(_changes(f))).type) for f in fields]
+    return Columns(pa.schema(types))
 
 
 def open_blocks(
-    source: pa.NativeFile, file: LandingInput, required: frozenset[str], only: Collection[str] | None = None
+    source: pa.NativeFile, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None
 ) -> Contents:
     opened = _open(source, file)
     return Contents(find_missing(required, opened.stripes.schema.names), _blocks(opened, file, only))
