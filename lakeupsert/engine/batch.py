@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
-from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
+from lakeupsert.engine.quarantine import QuarantineWriter
 from lakeupsert.engine.reports import FileFailed, FileRead, Report, Written
 from lakeupsert.landing.accept import RowRules, read_rows
 from lakeupsert.landing.formats.blocks import (
@@ -36,6 +36,7 @@ from lakeupsert.landing.formats.blocks import (
 from lakeupsert.landing.formats.positions import AFTER_A_COMMIT, EVENT_TIMES, LOG_POSITION, NO_COMMIT, noted_positions
 from lakeupsert.landing.glimpse import preview
 from lakeupsert.landing.origins import Origins
+from lakeupsert.landing.refusals import REFUSED_SCHEMA
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import EXPANSION, Footer, bytes_without_rows
 from lakeupsert.rows.digest import Digest
@@ -255,5 +256,5 @@ def quarantine_unreadable(job: AppendJob, unreadable: Mapping[str, str]) -> list
     with job.quarantine() as quarantine:
         n = len(unreadable)
         columns = [["unreadable_file"] * n, list(unreadable.values()), list(unreadable), *([[None] * n] * 4)]
-        quarantine.write(pa.table(columns, schema=QUARANTINE_SCHEMA.remove(7)))
+        quarantine.write(pa.table(columns, schema=REFUSED_SCHEMA))
     return [*quarantine.reports()]

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.reports import Refused
+from lakeupsert.landing.refusals import REFUSED_SCHEMA
 from lakeupsert.phrases import describe_place
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import DataFileWriter, Footer
@@ -15,18 +16,7 @@ from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import QuarantineFile
 
-QUARANTINE_SCHEMA = pa.schema(
-    [
-        pa.field("reason_code", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("file", pa.string(), nullable=False),
-        pa.field("position", pa.int64()),
-        pa.field("line", pa.int64()),
-        pa.field("raw", pa.string()),
-        pa.field("arrow", pa.binary()),
-        pa.field("batch", pa.string(), nullable=False),
-    ]
-)
+QUARANTINE_SCHEMA = REFUSED_SCHEMA.append(pa.field("batch", pa.string(), nullable=False))
 
 
 class QuarantineWriter:

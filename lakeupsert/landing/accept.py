@@ -12,9 +12,7 @@ missing_column, ambiguous_date (by the formats of `dates`) or bad_type, bad_oper
 """
 
 import dataclasses
-import operator
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.config import Reading, of_table, toml_key
+from lakeupsert.config import Reading
 from lakeupsert.landing.content import check_unchanged, hash_object, hashed_source, open_landed
 from lakeupsert.landing.files import Reader, required_columns, under_table_names
 from lakeupsert.landing.formats.blocks import (
@@ -37,22 +35,27 @@ from lakeupsert.landing.formats.blocks import (
     UnreadableFileError,
     names_in_file,
 )
-from lakeupsert.landing.formats.dates import is_dated
 from lakeupsert.landing.formats.envelopes import CONTROL_RECORD, NEW_TABLE
 from lakeupsert.landing.formats.folders import count_contrary
 from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.landing.formats.registry import readable_format
-from lakeupsert.landing.formats.unavailable import find_unavailable, is_unavailable
-from lakeupsert.landing.hollow import drop_empty_texts, find_hollow_deletes
 from lakeupsert.landing.origins import NO_ORIGINS, Origins, origins_of
 from lakeupsert.landing.partitions import UNPLACED, derived_columns, folder_names, joined_names, partition_sources
+from lakeupsert.landing.refusals import Refusals
+from lakeupsert.landing.unsent import (
+    drop_empty_texts,
+    find_hollow_deletes,
+    find_incomplete_creates,
+    find_moved_without_value,
+    find_unsent,
+    refuse_incomplete,
+)
 from lakeupsert.phrases import when
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.columns import find_brought_columns
 from lakeupsert.rows.convert import READABLE_MOMENTS, as_mask, convert, unreadable_moments
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import NotFoundError, ObjectReader
-from lakeupsert.table.ledger import Reason
 from lakeupsert.table.misnamed import describe_separator
 from lakeupsert.table.roles import DeleteRule
 from lakeupsert.table.spec import DELETE_FLAG, HAS, PLACE, TableSpec
@@ -61,22 +64,8 @@ from lakeupsert.table.types import type_name
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
-_LONGEST_REASON = 400
 _KEY_ALONE = ' A delete that has only its key needs `key_scope = "table"`.'
 _DAY = 86_400_000_000
-_FRACTION = re.compile(r":\d\d\.(\d+)")
-_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
-_QUARANTINED = pa.schema(
-    [
-        ("reason_code", pa.string()),
-        ("reason", pa.string()),
-        ("file", pa.string()),
-        ("position", pa.int64()),
-        ("line", pa.int64()),
-        ("raw", pa.string()),
-        ("arrow", pa.binary()),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -194,83 +183,6 @@ def _file_order(path: str, rules: RowRules) -> dict[str, pa.Array]:
     return {column: converted}
 
 
-class _Refusals:
-    """Why rows of a block are refused. The first reason that is added for a row counts; faults of other values are told, too."""
-
-    def __init__(self, block: Block, path: str, table: str) -> None:
-        self._block = block
-        self._path = path
-        self._table = table
-        self._reasons: dict[int, tuple[Reason, str]] = {}
-        self._faulty: dict[int, set[str]] = {}  # columns by row
-        self.refused = np.zeros(len(block.places), bool)
-
-    def add(self, code: Reason, mask: Mask, reason: str, *, of: str | None = None) -> None:
-        """Refuse these rows, all for the same reason. ``of``: the column at fault, which rows with other faults are told, too."""
-        new = self._mark_refused(mask)
-        for row in new if of is None else np.flatnonzero(mask).tolist():
-            if of not in self._faulty.get(row, ()):
-                self._tell(row, code, reason)
-
-    def add_values(self, code: Reason, mask: Mask, name: str, what: str, type_: pa.DataType | None = None) -> None:
-        """Refuse these rows for the value that each has in one column. ``type_``: the column's, if the value does not fit it."""
-        if name not in set(self._block.names):  # no row has it
-            self.add(code, mask, f"Column {name!r} {what}.")
-        else:
-            self._mark_refused(mask)
-            rows = [row for row in np.flatnonzero(mask).tolist() if name not in self._faulty.get(row, ())]
-            is_text = bool(rows) and self._block.texts(name) is not None
-            for row, value in zip(rows, self._block.originals(name, rows), strict=True):
-                _, before = self._reasons.get(row, (code, ""))
-                hint = _hint(name, type_, value, is_text=is_text) if type_ else ""
-                about = f" {hint}" if hint and hint.partition(",")[0] not in before else ""
-                self._tell(row, code, f"Column {name!r}: {_shorten(value)} {what}.{about}", name)
-
-    def add_meanings(self, name: str, meanings: Mapping[int, str]) -> None:
-        """Refuse rows with an ambiguous value in a column, see `Block.ambiguous`."""
-        mask = np.zeros(len(self.refused), bool)
-        mask[list(meanings)] = True
-        for row in self._mark_refused(mask):
-            self._tell(row, "ambiguous_date", f"Column {name!r}: {meanings[row]}.", name)
-
-    def _tell(self, row: int, code: Reason, reason: str, column: str | None = None) -> None:
-        first, before = self._reasons.get(row, (code, ""))
-        self._reasons[row] = first, f"{before} {reason}".lstrip()
-        if column is not None:
-            self._faulty.setdefault(row, set()).add(column)
-
-    def _mark_refused(self, mask: Mask) -> list[int]:
-        """Mark rows as refused, and return those that were not refused before."""
-        new = mask & ~self.refused
-        self.refused |= new
-        return np.flatnonzero(new).tolist()
-
-    def table(self) -> Rows:
-        """The refused rows and the malformed records, by their places."""
-        rows = sorted(self._reasons)
-        places = self._block.places[rows].tolist()
-        block = self._block
-        raws = block.raw(rows) if rows else []
-        refused = [
-            (*self._reasons[row], *where)
-            for row, *where in zip(rows, places, block.line_numbers(rows), raws, block.arrow(rows), strict=True)
-        ]
-        for one in (one for one in block.malformed if one.version is None):
-            raw = one.raw.decode("utf-8", "backslashreplace")
-            code = "malformed" if one.truncate is None else "truncate"
-            refused.append((code, one.reason, one.place, one.line, raw, None))
-        refused.sort(key=operator.itemgetter(2))
-        codes, reasons, *others = zip(*refused, strict=True) if refused else [()] * 6
-        columns = (
-            codes,
-            [of_table(reason, self._table)[:_LONGEST_REASON] for reason in reasons],
-            [self._path] * len(refused),
-            *others,
-        )
-        arrays = [pa.array(values, field.type) for values, field in zip(columns, _QUARANTINED, strict=True)]
-        return pa.Table.from_arrays(arrays, schema=_QUARANTINED)
-
-
 def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, surveyed: bool = True) -> CheckedRows:
     """Accept or refuse each row of a block under the spec, see `read_rows`. If columns are ``missing``, all rows are refused.
 
@@ -282,7 +194,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     kinds = (CONTROL_RECORD if version == NEW_TABLE else "activate_version message" for version in begun)
     skipped = Counter(block.skipped) + Counter(kinds)
     block = under_table_names(block, spec)
-    refusals = _Refusals(block, path, rules.table)
+    refusals = Refusals(block, path, rules.table)
     if missing:
         names = ", ".join(sorted(missing))
         own = [block.name_in_file(name) for name in block.names]
@@ -306,7 +218,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
             absent &= ~converted.partition_unfit[name]
         refusals.add("null_key", absent, f"Key column {name!r} is null.", of=name)
     if rules.envelope == "wal2json" and spec.mode == "rows":
-        _refuse_incomplete(block, is_delete, refusals, spec)
+        refuse_incomplete(block, is_delete, refusals, spec)
     partitions = _partitions(converted, is_delete, refusals, spec)
     _check_order(columns, is_delete, refusals, rules)
     if spec.mode == "columns":
@@ -317,7 +229,9 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
 
     hollow = find_hollow_deletes(columns, is_delete & ~refusals.refused, spec)
     wal2json = rules.envelope == "wal2json" and spec.mode == "columns"
-    incomplete = _find_moved_without_value(block, spec) if wal2json else _find_incomplete_creates(block, converted)
+    incomplete = (
+        find_moved_without_value(block, spec) if wal2json else find_incomplete_creates(block, converted.unavailable)
+    )
     incomplete &= ~refusals.refused
     if spec.has_deletes:
         columns[DELETE_FLAG] = pa.array(is_delete)
@@ -370,7 +284,7 @@ def _has(block: Block, converted: _ConvertedColumns, spec: TableSpec, name: str)
 
 
 def _convert_columns(
-    block: Block, refusals: _Refusals, rules: RowRules, given: Mapping[str, pa.Array]
+    block: Block, refusals: Refusals, rules: RowRules, given: Mapping[str, pa.Array]
 ) -> _ConvertedColumns:
     """Convert every column, and refuse rows that have a value for a column that is ``given`` or derived."""
     columns: dict[str, pa.Array] = {}
@@ -393,7 +307,7 @@ def _convert_columns(
             continue
         columns[name], unfit = block.convert(name, type_)
         unreadable = unreadable_moments(columns[name])
-        unavailable = _unavailable(block, name, columns[name], unfit)
+        unavailable = find_unsent(block, name, columns[name], unfit)
         if unavailable.any():
             columns[name] = pc.if_else(pa.array(unavailable), None, columns[name])
             unfit, all_unavailable[name] = unfit & ~unavailable, unavailable
@@ -418,23 +332,7 @@ def _convert_columns(
     return _ConvertedColumns(columns, partition_unfit, may_grow, all_unavailable)
 
 
-def _unavailable(block: Block, name: str, column: pa.Array, unfit: Mask) -> Mask:
-    """Which values of a column are Debezium's placeholder, also where they do not fit the column's type."""
-    found = find_unavailable(column)
-    if rows := np.flatnonzero(unfit).tolist():
-        found[rows] = [is_unavailable(value) for value in block.originals(name, rows)]
-    return found
-
-
-def _find_incomplete_creates(block: Block, converted: _ConvertedColumns) -> Mask:
-    """Which rows lack an unavailable value and begin, so no stored row has it: the key of a row changed at the source."""
-    if not converted.unavailable:
-        return np.zeros(len(block.places), bool)
-    incomplete: Mask = np.logical_or.reduce([*converted.unavailable.values()])
-    return incomplete & as_mask(pc.is_in(block.convert("__op", pa.string())[0], pa.array(["c", "r"])))
-
-
-def _partitions(converted: _ConvertedColumns, is_delete: Mask, refusals: _Refusals, spec: TableSpec) -> pa.Array:
+def _partitions(converted: _ConvertedColumns, is_delete: Mask, refusals: Refusals, spec: TableSpec) -> pa.Array:
     """The name of every row's partition: `UNPLACED` for rows that the key index has to place. Refuses others without one."""
     drop_empty_texts(converted.columns, is_delete, spec)
     absent = {name: as_mask(converted.columns[name].is_null()) for name in partition_sources(spec)}
@@ -456,7 +354,7 @@ def _partitions(converted: _ConvertedColumns, is_delete: Mask, refusals: _Refusa
     return pc.if_else(pa.array(alone), UNPLACED, names) if spec.takes_key_alone else names
 
 
-def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> Mask:
+def _deletes(block: Block, refusals: Refusals, spec: TableSpec, path: str) -> Mask:
     """Which rows are deletes."""
     rule, count = spec.delete or DeleteRule(), len(block.places)
     if rule.file_prefix is not None and path.rpartition("/")[2].startswith(rule.file_prefix):
@@ -476,43 +374,7 @@ def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> M
     return is_delete
 
 
-def _long_columns(spec: TableSpec) -> list[str]:
-    """Columns whose values PostgreSQL may store apart (TOAST). Numbers, dates and times are short."""
-    computed = {one.column for one in spec.partition_from}
-    fields = (f for f in spec.schema if not pa.types.is_primitive(f.type) and f.name not in computed)
-    return [f.name for f in fields if not f.name.startswith("__")]
-
-
-def _find_moved_without_value(block: Block, spec: TableSpec) -> Mask:
-    """Which rows of wal2json are new ones of a changed identity, after its delete, and lack a long value.
-
-    The delete of a whole row (REPLICA IDENTITY FULL) has all columns, and so has the row after it.
-    """
-    action = block.convert("__action", pa.string())[0]
-    is_delete, found = as_mask(pc.equal(action, "D")), as_mask(pc.equal(action, "U"))
-    follows = np.flatnonzero(is_delete[:-1] & found[1:] & (np.diff(block.places) == 1))
-    found[:] = False
-    if len(follows):
-        has = [block.has(name) for name in block.names]
-        is_whole = ~np.logical_or.reduce([one[follows + 1] & ~one[follows] for one in has])
-        lacks = np.logical_or.reduce([~block.has(name)[follows + 1] for name in _long_columns(spec)] or [is_whole])
-        found[follows + 1] = lacks & ~is_whole
-    return found
-
-
-def _refuse_incomplete(block: Block, is_delete: Mask, refusals: _Refusals, spec: TableSpec) -> None:
-    """Refuse updates of wal2json without a column that may be stored apart (TOAST): it is left out if it did not change."""
-    update = as_mask(pc.equal(block.convert("__action", pa.string())[0], "U")) & ~is_delete
-    for name in _long_columns(spec):
-        reason = (
-            f"The update lacks column {name!r}: PostgreSQL does not send a long value that stayed. "
-            '`mode = "columns"` keeps it, and `ALTER TABLE … REPLICA IDENTITY FULL` sends it. If the source dropped the '
-            "column, drop it here: `lakeupsert schema drop`."
-        )
-        refusals.add("bad_type", update & ~block.has(name), reason)
-
-
-def _check_order(columns: Mapping[str, pa.Array], is_delete: Mask, refusals: _Refusals, rules: RowRules) -> None:
+def _check_order(columns: Mapping[str, pa.Array], is_delete: Mask, refusals: Refusals, rules: RowRules) -> None:
     """Refuse deletes without an order, events without a place in the log, and rows whose order is in the future."""
     spec = rules.spec
     if spec.stamped:
@@ -541,25 +403,3 @@ def _is_after(column: pa.Array, limit: int) -> Mask:
     stored = column.view(pa.int32() if t.is_date32(type_) else pa.int64())
     after: Mask = as_mask(pc.greater(stored, in_unit))
     return after
-
-
-def _hint(name: str, type_: pa.DataType, value: object, *, is_text: bool) -> str:
-    """What to do about a value that a column of a type does not take. ``is_text``: the file has the column as text."""
-    if not is_dated(type_) or not isinstance(value, str):
-        return ""
-    found = _FRACTION.search(value) if pa.types.is_timestamp(type_) else None
-    digits = len(found[1].rstrip("0")) if found else 0
-    if digits > _DIGITS[type_.unit if digits else "ns"]:
-        finer = pa.timestamp("us" if digits <= _DIGITS["us"] else "ns", type_.tz)
-        retype = shlex.join(["lakeupsert", "schema", "retype", name, str(finer)])
-        return f"To keep its fraction: `{retype} --yes`, then `lakeupsert append --replay-quarantine`."
-    example = f'dates = {{ {toml_key(name)} = "%d/%m/%Y" }}'
-    return f"If it is a date, set its format under [tables.….read], for example `{example}`." if is_text else ""
-
-
-def _shorten(value: object) -> str:
-    try:
-        text = "null" if value is None else repr(value)
-    except RecursionError:
-        text = "a value that is nested too deeply"
-    return text if len(text) <= 80 else f"{text[:77]}..."

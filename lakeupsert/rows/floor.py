@@ -154,12 +154,6 @@ def find_below(rows: Rows, floors: Sequence[str], spec: TableSpec) -> Mask:
     return mask
 
 
-def find_up_to(rows: Rows, floor: str, spec: TableSpec) -> Mask:
-    """Which rows have an order that is not above ``floor``."""
-    loses, equal = _compare(rows, floor, spec)
-    return loses | equal
-
-
 @dataclass(frozen=True)
 class Extract:
     """A full extract among the batches of a merge.
@@ -176,7 +170,7 @@ class Extract:
 
     def find_reached(self, rows: Rows, spec: TableSpec) -> Mask:
         """Which rows of earlier batches it deletes if it lacks their keys."""
-        return np.ones(rows.num_rows, bool) if self.replaces else find_up_to(rows, self.order, spec)
+        return np.ones(rows.num_rows, bool) if self.replaces else np.logical_or(*_compare(rows, self.order, spec))
 
 
 @dataclass(frozen=True)

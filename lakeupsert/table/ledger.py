@@ -221,7 +221,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             count in ``rows_read``.
         snapshot: the newest snapshot that the writer saw; None if there was none. If the newest snapshot is older than this one,
             newer ones were lost.
-        hollow_deletes: deletes that bring nothing but their key, with invented values in all other columns (`landing.hollow`).
+        hollow_deletes: deletes that bring nothing but their key, with invented values in all other columns (`landing.unsent`).
         incomplete_creates: rows that began with a value that the source did not send, so it is null (`mode = "columns"`).
         contrary: how many rows have another value in a column than their file's folder says, by column.
         positions: `__log_position` of first snapshots of Debezium for PostgreSQL in its files, and the lowest after a commit.

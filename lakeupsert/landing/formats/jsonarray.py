@@ -1,4 +1,4 @@
-"""Cut an array of JSON values into its elements, without decoding them: a part of the file at a time, so memory is bounded."""
+"""Cut lines, or an array of JSON values, without decoding them: a part of the file at a time, so memory is bounded."""
 
 import re
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ def array_begin(data: bytes) -> int | None:
 
 @dataclass(frozen=True)
 class Elements:
-    """Elements of an array that are complete in some text.
+    """Lines, or elements of an array, that are complete in some text.
 
     Attributes:
-        texts: without the white space around them; an empty one if nothing is between two commas.
+        texts: without line ends, and elements without the white space around them; an empty one if nothing is there.
         starts: where they begin in the text.
         used: the bytes of the text that are done with: also the comma after the last element, or the end of the array.
         closed: whether the array ends in the text.
@@ -41,7 +41,15 @@ class Elements:
     closed: bool
 
 
-def cut_elements(text: bytes) -> Elements:
+def cut_lines(text: bytes, *, final: bool) -> Elements:
+    """The lines of ``text``. If it is the ``final`` part of the file, its last line needs no end."""
+    used = len(text) if final else text.rfind(b"\n") + 1
+    texts = text[:used].removesuffix(b"\n").split(b"\n") if used else []
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts)) + 1
+    return Elements(texts, np.cumsum(sizes) - sizes, used, False)
+
+
+def cut_elements(text: bytes, *, final: bool = False) -> Elements:
     """The elements of an array in ``text``, which begins after the opening bracket, or after a comma between elements."""
     characters = np.frombuffer(text, np.uint8)
     quotes = np.flatnonzero(characters == _QUOTE)

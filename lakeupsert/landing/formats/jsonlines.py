@@ -8,17 +8,16 @@ null for that.
 import gc
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from itertools import chain, compress, islice
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
 from lakeupsert.landing.formats import blocks, connect, dominant
@@ -36,40 +35,32 @@ from lakeupsert.landing.formats.blocks import (
     given_types,
     line_numbers,
 )
-from lakeupsert.landing.formats.connect import NO_SCHEMA, Encoded, RowSchema
-from lakeupsert.landing.formats.dominant import DominantType, Example
+from lakeupsert.landing.formats.connect import NO_SCHEMA, RowSchema
+from lakeupsert.landing.formats.dominant import DominantType
 from lakeupsert.landing.formats.envelopes import NoEnvelopeError, Row, RowsOf, TruncateError, unwrap_of
-from lakeupsert.landing.formats.inference import TEMPORAL, convert_text, infer_type, is_text, unify
-from lakeupsert.landing.formats.jsonarray import array_begin, cut_elements
+from lakeupsert.landing.formats.inference import unify
+from lakeupsert.landing.formats.jsonarray import Elements, array_begin, cut_elements, cut_lines
+from lakeupsert.landing.formats.jsonvalues import (
+    convert_values,
+    decode,
+    dominant_of,
+    infer_values,
+    text_of,
+    with_new_fields,
+)
 from lakeupsert.landing.formats.lines import TextLines
-from lakeupsert.landing.formats.nested import flatten, lengths, nulls, offsets
+from lakeupsert.landing.formats.nested import nulls
 from lakeupsert.landing.formats.only import own_rows
-from lakeupsert.landing.formats.unavailable import is_unavailable
 from lakeupsert.rows.arrays import Indices, Mask
-from lakeupsert.rows.convert import Converted, convert
+from lakeupsert.rows.convert import Converted
 from lakeupsert.table.types import widen
 
 _BOM = b"\xef\xbb\xbf"
 _HEAD_BYTES = 1 << 8  # enough to see whether a file is an array
 _SHARE = 4  # a line as Python objects takes several times the memory of its text
-
-_DEEPEST = 20
-"""Levels of lists and objects that become a type. Values nested deeper are stored as JSON text."""
-
-
-class _Number(str):
-    """A number with a point or an exponent, with the digits that were written."""
-
-    __slots__ = ()
-
-
 _NAN = re.compile(rb"[:\[,]\s*-?(?:NaN|Infinity)\b")
 _NO_NUMBER = ". NaN and Infinity are not JSON: the program that writes the file must write null or text for them."
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_decode = msgspec.json.Decoder(float_hook=_Number).decode  # noqa: TID251 - of no class
-_encode = msgspec.json.Encoder(
-    enc_hook=lambda one: one.value if isinstance(one, Encoded) else msgspec.Raw(str.encode(one))
-).encode
 
 
 @dataclass(frozen=True)
@@ -107,7 +98,7 @@ class JsonBlock(FileBlock):
         if not stated:
             return None
         others = [r.get(name) for r, one in zip(self.rows, self.schemas, strict=True) if name not in one.meanings]
-        types = [*stated.values(), *([_infer(others)] if others else [])]
+        types = [*stated.values(), *([infer_values(others)] if others else [])]
         return reduce(partial(unify, typed=False), types)
 
     def values(self, name: str) -> list[object]:
@@ -115,14 +106,14 @@ class JsonBlock(FileBlock):
             return [row.get(name) for row in self.rows]
         return [one.wrap(name, row.get(name)) for row, one in zip(self.rows, self.schemas, strict=True)]
 
-    def convert(self, name: str, type_: pa.DataType) -> tuple[pa.Array, Mask]:
-        return _array(self.values(name), type_)
+    def convert(self, name: str, type_: pa.DataType) -> Converted:
+        return convert_values(self.values(name), type_)
 
     def texts(self, name: str) -> Converted | None:
         return self.convert(name, pa.string()) if name in self.names else None
 
     def type_of(self, name: str, rows: Mask, *, typed: bool) -> pa.DataType:
-        return self.stated_type(name) or _infer(list(compress(self.values(name), rows)))
+        return self.stated_type(name) or infer_values(list(compress(self.values(name), rows)))
 
     def brings(self, name: str) -> Mask:
         return ~nulls(self.values(name))
@@ -138,7 +129,7 @@ class JsonBlock(FileBlock):
     def raw(self, rows: Sequence[int]) -> list[str]:
         if self.written is None:
             schemas = self.schemas or [NO_SCHEMA] * len(self.rows)
-            return [_text_of(schemas[i].kept(self.rows[i])) or "" for i in rows]
+            return [text_of(schemas[i].kept(self.rows[i])) or "" for i in rows]
         return [self.written[i].rstrip(b"\r").decode() for i in rows]
 
     def arrow(self, rows: Sequence[int]) -> list[bytes | None]:
@@ -164,7 +155,7 @@ def schema_of(
             if name not in types:
                 types[name] = fixed or pa.null()
             if fixed is not None and pa.types.is_nested(fixed):
-                types[name] = unify(types[name], _with_new_fields(block.values(name), fixed), typed=False)
+                types[name] = unify(types[name], with_new_fields(block.values(name), fixed), typed=False)
             elif fixed is not None:
                 grows = stated is not None and pa.types.is_decimal(fixed) and pa.types.is_decimal(stated)
                 types[name] = unify(types[name], widen(fixed, stated) if grows else fixed, typed=False)
@@ -173,9 +164,9 @@ def schema_of(
             else:
                 values, type_ = block.values(name), pa.string()
                 if not pa.types.is_string(types[name]):  # no type is wider than text
-                    type_ = _infer(values)
+                    type_ = infer_values(values)
                     types[name] = unify(types[name], type_, typed=False)
-                more = _dominant(values, type_, block.places, file.path)
+                more = dominant_of(values, type_, block.places, file.path)
                 dominant_types[name] = dominant.combine(dominant_types.get(name), more)
     found = {name: one for name, one in dominant_types.items() if one}
     return Columns(
@@ -214,16 +205,17 @@ def _blocks(source: Source, file: LandingInput, reading: Reading) -> Iterator[Js
 def _all_blocks(source: Source, file: LandingInput, reading: Reading) -> Iterator[JsonBlock]:
     unwrap = unwrap_of(reading)
     seen: dict[str, None] = {}
-    for items in _items(source, file):
+    for part, found in _pieces(source, file):
+        places = part.offset + found.starts
         with _no_collection():
             try:
-                rows = list(map(_decode, items.texts)) if unwrap is None else []
+                rows = list(map(decode, found.texts)) if unwrap is None else []
             except _NOT_JSON:
                 rows = []
             if set(map(type, rows)) == {dict}:
-                block = JsonBlock(rows, items.texts, items.places, (), items.part)
+                block = JsonBlock(rows, found.texts, places, (), part)
             else:
-                block = decode_each(items.texts, items.places, unwrap, items.part, stated=reading.types)
+                block = decode_each(found.texts, places, unwrap, part, stated=reading.types)
         if not block.names.keys() <= seen.keys():
             seen |= block.names
             check_names(file.path, list(seen))
@@ -262,7 +254,7 @@ def decode_each(
         if not text.strip():
             continue
         try:
-            value = _decode(text)
+            value = decode(text)
             found: Sequence[object] = unwrap(value) if unwrap else [value]
         except _NOT_JSON as e:
             found = [NoEnvelopeError(f"Not JSON: {e}{_NO_NUMBER if _NAN.search(text) else ''}")]
@@ -282,7 +274,7 @@ def decode_each(
     lines = line_numbers(part, places, [i for i, _, _ in refused])
     records = []
     for (i, number, why), line in zip(refused, lines, strict=True):
-        raw = texts[i].rstrip(b"\r") if why.part is None else (_text_of(why.part) or "").encode()
+        raw = texts[i].rstrip(b"\r") if why.part is None else (text_of(why.part) or "").encode()
         truncate = (why.event, why.version) if isinstance(why, TruncateError) else ()
         records.append(MalformedRecord(int(places[i]) + number, str(why), raw, line, *truncate))
     written = None if unwrap else [texts[i] for i in numbers]
@@ -290,295 +282,38 @@ def decode_each(
     return JsonBlock(rows, written, places[numbers] + np.array(offsets, np.int64), records, part, skipped, own)
 
 
-@dataclass(frozen=True)
-class _Items:
-    """Lines, or elements of an array, each with the byte of the file at which it begins. They are all in ``part``."""
+def _pieces(source: Source, file: LandingInput) -> Iterator[tuple[TextLines, Elements]]:
+    """The lines of the file, or the elements of its array, about a block at a time, each with the part of the file that has them.
 
-    part: TextLines
-    texts: Sequence[bytes]
-    places: Indices
-
-
-def _items(source: Source, file: LandingInput) -> Iterator[_Items]:
-    """The lines of the file, or the elements of its array, about a block at a time."""
-    data = b""
-    while (read := source.read(_read_bytes())) and len(data := data + read) < _HEAD_BYTES:
+    Raises UnreadableFileError if a line or element is too long, and at the end if an array is not closed (a part of the file is
+    missing), or if the file goes on after it.
+    """
+    data, size = b"", max(1, blocks.BLOCK_BYTES // _SHARE)
+    while (read := source.read(size)) and len(data := data + read) < _HEAD_BYTES:
         pass
     begin = array_begin(data)
+    what, cut = ("line", cut_lines) if begin is None else ("element", cut_elements)
     offset = begin or (len(_BOM) if data.startswith(_BOM) else 0)
-    part = TextLines(1 + TextLines(1, 0, data[:offset]).count, offset, data[offset:])
-    return _lines(source, file, part) if begin is None else _elements(source, file, part)
-
-
-def _lines(source: Source, file: LandingInput, part: TextLines) -> Iterator[_Items]:
-    """Whole lines without their line ends. ``part`` has been read already."""
-    final = False
-    while part.text or not final:
-        end = len(part.text) if final else part.text.rfind(b"\n") + 1
-        if end:
-            whole = TextLines(part.first, part.offset, part.text[:end])
-            texts = whole.text.removesuffix(b"\n").split(b"\n")
-            sizes = np.fromiter(map(len, texts), np.int64, len(texts)) + 1
-            yield _Items(whole, texts, part.offset + np.cumsum(sizes) - sizes)
-            part = part.behind(whole)
-        _refuse_long(part, file, "line")
-        final = not (read := source.read(_read_bytes()))
-        part = TextLines(part.first, part.offset, part.text + read)
-
-
-def _elements(source: Source, file: LandingInput, part: TextLines) -> Iterator[_Items]:
-    """The elements of an array. ``part`` has been read already, and begins after the opening bracket.
-
-    Raises UnreadableFileError at the end if the array is not closed (a part of the file is missing), or if the file goes on after
-    it.
-    """
+    part = TextLines(1, 0, data).behind(TextLines(1, 0, data[:offset]))
     closed = final = False
-    while not final:
+    while True:
         if not closed:
-            cut = cut_elements(part.text)
-            closed = cut.closed
-            whole = TextLines(part.first, part.offset, part.text[: cut.used])
-            if cut.texts:
-                yield _Items(whole, cut.texts, part.offset + cut.starts)
+            found = cut(part.text, final=final)
+            closed = found.closed
+            whole = TextLines(part.first, part.offset, part.text[: found.used])
+            if found.texts:
+                yield whole, found
             part = part.behind(whole)
-            _refuse_long(part, file, "element")
+            if len(part.text) > blocks.LONGEST_RECORD:
+                why = f"The {what} at byte {part.offset} is longer than {blocks.LONGEST_RECORD} bytes."
+                raise UnreadableFileError(file.path, why)
         if closed and part.text.strip():
-            raise UnreadableFileError(
-                file.path,
-                f"After its JSON array, the file continues in line {part.first}. "
-                "Expected one array of objects, or one object a line.",
-            )
-        final = not (read := source.read(_read_bytes()))
+            why = f"After its JSON array, the file continues in line {part.first}."
+            raise UnreadableFileError(file.path, f"{why} Expected one array of objects, or one object a line.")
+        if final:
+            break
+        final = not (read := source.read(size))
         part = TextLines(part.first, part.offset, part.text + read)
-    if not closed:
-        raise UnreadableFileError(
-            file.path,
-            f"Its JSON array is not closed: the file ends in the element that begins in line {part.first} (byte {part.offset}).",
-        )
-
-
-def _read_bytes() -> int:
-    return max(1, blocks.BLOCK_BYTES // _SHARE)
-
-
-def _refuse_long(part: TextLines, file: LandingInput, what: str) -> None:
-    if len(part.text) > blocks.LONGEST_RECORD:
-        raise UnreadableFileError(
-            file.path, f"The {what} at byte {part.offset} is longer than {blocks.LONGEST_RECORD} bytes."
-        )
-
-
-# -- values into columns
-
-
-def _array(values: Sequence[object], type_: pa.DataType) -> tuple[pa.Array, Mask]:
-    """Decoded JSON values, also of several kinds, in ``type_``; and which of them do not fit it."""
-    kinds = set(map(type, values)) - {type(None)}
-    parts = [
-        _FROM[kind](values if len(kinds) == 1 else [v if type(v) is kind else None for v in values], type_)
-        for kind in kinds
-    ]
-    if not parts:
-        return pa.nulls(len(values), type_), np.zeros(len(values), bool)
-    array, bad = parts[0]
-    for more, more_bad in parts[1:]:
-        array, bad = pc.coalesce(array, more), bad | more_bad
-    return array, bad
-
-
-def _from_int(values: Sequence[int | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
-    if not pa.types.is_floating(type_):  # a float takes the nearest value, as from text
-        try:
-            return convert(pa.array(values, pa.int64()), type_)
-        except OverflowError:
-            pass
-    return _from_digits([None if v is None else str(v) for v in values], type_)
-
-
-def _from_number(values: Sequence[_Number | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
-    if pa.types.is_integer(type_):
-        exact, bad = _from_digits(values, pa.decimal128(38, 18))  # 8.0 is an integer, 8.5 is not
-        out, unfit = convert(exact, type_)
-        return out, bad | unfit
-    return _from_digits(values, type_)
-
-
-def _from_digits(values: Sequence[str | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
-    t = pa.types
-    takes = t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_) or is_text(type_)
-    return convert(pa.array(values, pa.string()), type_) if takes else _all_bad(values, type_)
-
-
-def _from_object(values: Sequence[Row | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
-    if pa.types.is_struct(type_):
-        return _struct(values, type_)
-    if pa.types.is_map(type_):
-        return _map(values, type_)
-    return _json_text(values, type_)
-
-
-def _from_list(values: Sequence[list[object] | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
-    t = pa.types
-    lists = t.is_list(type_) or t.is_large_list(type_) or t.is_fixed_size_list(type_)
-    return _list(values, type_) if lists else _json_text(values, type_)
-
-
-def _from_encoded(values: Sequence[Encoded | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
-    array, bad = pa.nulls(len(values), type_), np.zeros(len(values), bool)
-    for encoding in {v.encoding for v in values if v is not None}:
-        own = [v.value if v is not None and v.encoding is encoding else None for v in values]
-        part, unfit = encoding.decode(own, type_) if encoding.fits(type_) else _array(own, type_)
-        array, bad = pc.coalesce(array, part), bad | unfit
-    return array, bad
-
-
-# Any: the values are null or of the type that the function is listed under, which Python's types can't say.
-_FROM: dict[type, Callable[[Sequence[Any], pa.DataType], tuple[pa.Array, Mask]]] = {
-    str: lambda values, type_: convert_text(pa.array(values, pa.string()), type_),
-    bool: lambda values, type_: convert(pa.array(values, pa.bool_()), type_),
-    int: _from_int,
-    _Number: _from_number,
-    dict: _from_object,
-    list: _from_list,
-    Encoded: _from_encoded,
-}
-
-
-def _json_text(values: Sequence[object], type_: pa.DataType) -> tuple[pa.Array, Mask]:
-    if not is_text(type_):
-        return _all_bad(values, type_)
-    texts = [None if v is None else _text_of(v) for v in values]
-    return pa.array(texts, type_), nulls(texts) & ~nulls(values)
-
-
-def _text_of(value: object) -> str | None:
-    try:
-        return _encode(value).decode()
-    except RecursionError:  # nested so deep that it could just be decoded, with a little less on the stack
-        return None
-
-
-def _all_bad(values: Sequence[object], type_: pa.DataType) -> tuple[pa.Array, Mask]:
-    return pa.nulls(len(values), type_), ~nulls(values)
-
-
-def _struct(values: Sequence[Row | None], type_: pa.StructType) -> tuple[pa.Array, Mask]:
-    """An object with a value under a name that the struct lacks is bad: the value would be lost."""
-    names = {f.name for f in type_}
-    bad = np.fromiter(
-        (v is not None and any(v[name] is not None for name in v.keys() - names) for v in values), bool, len(values)
-    )
-    children = []
-    for f in type_:
-        child, child_bad = _array([None if v is None else v.get(f.name) for v in values], f.type)
-        children.append(child)
-        bad |= child_bad
-    return pa.StructArray.from_arrays(children, fields=list(type_), mask=pa.array(nulls(values))), bad
-
-
-def _list(values: Sequence[list[object] | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
-    if pa.types.is_fixed_size_list(type_):
-        size = type_.list_size
-        wrong = np.fromiter((v is not None and len(v) != size for v in values), bool, len(values))
-        filler = [None] * size
-        filled = [filler if v is None or len(v) != size else v for v in values]
-        items, items_bad = _array(flatten(filled), type_.value_type)
-        bad = wrong | items_bad.reshape(len(values), size).any(axis=1)
-        return pa.FixedSizeListArray.from_arrays(items, type=type_, mask=pa.array(nulls(values) | wrong)), bad
-    items, items_bad = _array(flatten(values), type_.value_type)
-    kind = pa.LargeListArray if pa.types.is_large_list(type_) else pa.ListArray
-    return kind.from_arrays(offsets(values, kind), items, type=type_), _any_in(values, items_bad)
-
-
-def _map(values: Sequence[Row | None], type_: pa.MapType) -> tuple[pa.Array, Mask]:
-    _, keys_bad = _array(flatten(values), type_.key_type)
-    bad = _any_in(values, keys_bad)
-    values = [None if is_bad else v for v, is_bad in zip(values, bad, strict=True)]  # a map can't hold a null key
-    keys, _ = _array(flatten(values), type_.key_type)
-    items, items_bad = _array(flatten([None if v is None else v.values() for v in values]), type_.item_type)
-    return pa.MapArray.from_arrays(offsets(values, pa.ListArray), keys, items, type=type_), bad | _any_in(
-        values, items_bad
-    )
-
-
-def _any_in(values: Sequence[Sized | None], bad: Mask) -> Mask:
-    """Which lists have a bad item; ``bad`` is a mask of the items of all lists."""
-    owner = np.repeat(np.arange(len(values)), lengths(values))
-    return np.bincount(owner[bad], minlength=len(values)) > 0
-
-
-# -- types from values
-
-
-def _infer(values: Sequence[object], depth: int = 0) -> pa.DataType:
-    """The type of decoded JSON values. At the top level, text whose values are all dates or timestamps has that type."""
-    kinds = set(map(type, values)) - {type(None)}
-    if not kinds:
-        return pa.null()
-    if kinds == {bool}:
-        return pa.bool_()
-    if kinds <= {int, _Number}:
-        type_ = pa.float64() if _Number in kinds else pa.int64()
-        return pa.string() if _array(values, type_)[1].any() else type_
-    if kinds == {Encoded}:
-        types = {v.encoding: v.encoding.type for v in values if type(v) is Encoded}
-        return reduce(partial(unify, typed=False), types.values())
-    if kinds == {str}:
-        return infer_type(pa.array(values, pa.string()), [] if depth else TEMPORAL)
-    if depth == _DEEPEST:
-        return pa.string()
-    if kinds == {dict}:
-        objects = _objects(values)
-        fields = [
-            (n, _infer([v.get(n) for v in objects], depth + 1)) for n in dict.fromkeys(chain.from_iterable(objects))
-        ]
-        if not objects:
-            return pa.null()
-        return pa.struct(fields) if fields else pa.string()  # Parquet can't store a struct without fields
-    if kinds == {list}:
-        return pa.list_(_infer(flatten([v for v in values if type(v) is list]), depth + 1))
-    return pa.string()
-
-
-def _objects(values: Sequence[object]) -> list[Row]:
-    """The objects among some values. A placeholder, which Debezium writes for a map, has no field of its column."""
-    return [v for v in values if type(v) is dict and not is_unavailable(v)]
-
-
-def _dominant(values: Sequence[object], type_: pa.DataType, places: Indices, path: str) -> DominantType | None:
-    """The type of most of the values, all of which fit ``type_``."""
-    kinds = Counter(map(type, values))
-    numbers = kinds[int] + kinds[_Number]
-    valid = ~nulls(values)
-
-    def example(row: int) -> Example:
-        return Example(str(values[row]), int(places[row]), path)
-
-    if pa.types.is_nested(type_):
-        return dominant.from_masks(valid, valid, None, example)
-    if not pa.types.is_string(type_):
-        return dominant.from_masks(valid, ~valid, type_, example)
-    if kinds[str] + kinds[list] + kinds[dict] >= numbers + kinds[bool]:
-        text = pa.array([v if v is None or type(v) is str else str(v) for v in values], pa.string())
-        return dominant.from_text(text, type_, TEMPORAL, places, path)
-    of_numbers = pa.float64() if kinds[_Number] else pa.int64()
-    type_ = pa.bool_() if kinds[bool] > numbers else of_numbers
-    codes = dominant.has_codes(pa.array([v for v in values if type(v) is str], pa.string()))
-    return dominant.from_masks(valid, _array(values, type_)[1], type_, example, codes=codes)
-
-
-def _with_new_fields(values: Sequence[object], type_: pa.DataType) -> pa.DataType:
-    """A column's type, and in it the fields that only objects among its values have."""
-    t = pa.types
-    objects = _objects(values)
-    if t.is_struct(type_):
-        types = {f.name: _with_new_fields([v.get(f.name) for v in objects], f.type) for f in type_}
-        for name in dict.fromkeys(chain.from_iterable(objects)):
-            types[name] = types.get(name) or _infer([v.get(name) for v in objects], depth=1)
-        return pa.struct(list(types.items()))
-    if t.is_list(type_) or t.is_large_list(type_):
-        kind = pa.list_ if t.is_list(type_) else pa.large_list
-        return kind(_with_new_fields(flatten([v for v in values if type(v) is list]), type_.value_type))
-    if t.is_map(type_):
-        return pa.map_(type_.key_type, _with_new_fields(flatten([v.values() for v in objects]), type_.item_type))
-    return type_
+    if begin is not None and not closed:
+        why = f"the file ends in the element that begins in line {part.first} (byte {part.offset})."
+        raise UnreadableFileError(file.path, f"Its JSON array is not closed: {why}")

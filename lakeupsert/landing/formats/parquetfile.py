@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -92,12 +93,9 @@ def why_not_in_place(source: pa.NativeFile, file: LandingInput, footer: pq.FileM
     parquet = _open_parquet(source, file, footer, "us")
     fields = {field.name: normalize(field.type) for field in parquet.schema_arrow}
     changes = _changes(footer, fields)
-    at, asked = 0, []
-    for name, type_ in fields.items():
-        leaves = list(leaf_types(type_))
-        if any(_may_differ(footer, at + i, leaf, changes[name][i]) for i, leaf in enumerate(leaves)):
-            asked.append(name)
-        at += len(leaves)
+    leaves = zip(_leaves(footer, fields), chain.from_iterable(changes.values()), strict=True)
+    may_differ = (n for i, ((n, type_, _), change) in enumerate(leaves) if _may_differ(footer, i, type_, change))
+    asked = list(dict.fromkeys(may_differ))
     with unreadable_if_damaged(file, "Parquet"):
         for batch in parquet.iter_batches(blocks.BLOCK_ROWS, columns=asked) if asked else ():
             for name in asked:
