@@ -308,17 +308,14 @@ class _DecodedText:
         self._begin()
 
     def _begin(self) -> None:
-        self._begins, self._decoder = True, None if is_utf8(self._encoding) else self._decoder_of(self._encoding)
-
-    @staticmethod
-    def _decoder_of(encoding: str) -> codecs.IncrementalDecoder:
-        return codecs.getincrementaldecoder(encoding)(UNDECODABLE)
+        self._begins = True
+        self._decoder = None if is_utf8(self._encoding) else codecs.getincrementaldecoder(self._encoding)(UNDECODABLE)
 
     def read(self, size: int) -> bytes:
         while True:
             read = self._text.read(max(size, 2) if self._begins else size)
             if self._begins and self._decoder is None and is_utf16(read):
-                self._decoder = self._decoder_of("utf-16")
+                self._decoder = codecs.getincrementaldecoder("utf-16")(UNDECODABLE)
             self._begins = False
             if self._decoder is None:
                 return read
