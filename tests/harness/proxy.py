@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from lakeupsert import clock
 from tests.harness.servers import HOST, Server
 
-Act = Literal["lose", "cut", "delay", "hold", "answer", "strip"]
+Act = Literal["lose", "cut", "delay", "hold", "answer"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Rule:
     Attributes:
         act: `lose` lets the server act and closes the connection without an answer. `cut` closes it in the middle of the
             answer's body. `delay` waits before it asks the server, `hold` waits until `FaultProxy.go`. `answer` answers in
-            place of the server. `strip` removes a header.
+            place of the server.
         method, path: regular expressions. ``method`` matches the whole method; ``path`` matches anywhere in path and query
             (percent-decoded) or in the operation, which SQS names in a header.
         having: strike only requests with this header, for example `if-none-match`, or with one whose value matches, for example
@@ -42,7 +42,6 @@ class Rule:
         above: strike only matches above so many a second, which pass.
         seconds: for `delay`.
         status, body, content_type, headers: for `answer`.
-        header: for `strip`.
     """
 
     act: Act
@@ -58,7 +57,6 @@ class Rule:
     body: bytes = b""
     content_type: str = "application/xml"
     headers: Mapping[str, str] = field(default_factory=dict, hash=False)
-    header: str = ""
 
 
 def refuse(
@@ -155,8 +153,6 @@ class FaultProxy:
             elif rule.act == "hold":
                 self.holds.set()
                 self._go.wait()
-            elif rule.act == "strip":
-                headers.pop(rule.header.lower(), None)
         instead = next((rule for rule in rules if rule.act == "answer"), None)
         if instead is None:
             connection = HTTPConnection(HOST, self.upstream)

@@ -373,10 +373,10 @@ def command(*args: str) -> Any:
 
 @pytest.mark.core
 def test_server_that_refuses_the_end_of_a_small_object_loses_no_row(
-    moto: Server, new_proxy: NewProxy, new_place: NewPlace, tmp_path: Path
+    versitygw: Server, new_proxy: NewProxy, new_place: NewPlace, tmp_path: Path
 ) -> None:
     """As rclone serve s3 1.75.2 and gofakes3 1.2.0 do: a suffix range longer than the object is answered with 416."""
-    proxy = new_proxy(moto)
+    proxy = new_proxy(versitygw)
     lake = new_lake(tmp_path, new_place(proxy.server), quarantine_limit="0%")
     lake.land("first.jsonl", [row("a", 0, 0)])
     lake.run()
