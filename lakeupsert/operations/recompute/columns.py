@@ -240,8 +240,8 @@ def duckdb_types(spec: TableSpec) -> dict[str, str]:
 @cache
 def _duckdb_type(type_: pa.DataType) -> str | None:
     """DuckDB's name of a type, None for one that it does not support. Kept, since each column of each partition asks."""
-    duckdb = import_duckdb()
-    with duckdb.connect() as db:
+    duckdb = import_duckdb()  # its default database: to make one for each type takes longer than a small table
+    with duckdb.cursor() as db:
         try:
             return str(db.from_arrow(pa.schema([("c", type_)]).empty_table()).types[0])
         except duckdb.Error:
