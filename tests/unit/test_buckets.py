@@ -90,8 +90,8 @@ def test_a_filter_finds_the_partition_of_a_key_of_any_type(case: dict[str, Any])
     ):
         if key == again:  # outside the years 1 to 9999 there is no text, and before 1894 Zurich's zone has seconds
             literal = text if pa.types.is_boolean(type_) else "'{}'".format(text.replace("'", "''"))
-            for where in (f"k = {literal}", f"k IN ({literal}) AND ts > 0", f"ts = 1 AND {literal} = k"):
-                assert hash_values(spec, where, spec.schema) == {"k_bucket": {number}}
+            forms = f"k = {literal}", f"k IN ({literal}) AND ts > 0", f"ts = 1 AND {literal} = k"
+            assert hash_values(spec, forms[found % 3], spec.schema) == {"k_bucket": {number}}
             found += 1
     assert found
 
