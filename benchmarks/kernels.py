@@ -40,10 +40,11 @@ from lakeupsert.engine.arrow import ArrowEngine, add_ranks
 from lakeupsert.engine.merge import AGE, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import Rules
-from lakeupsert.rows import datafiles
+from lakeupsert.rows import filewriter
 from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.changes import Tally
-from lakeupsert.rows.datafiles import DataFileWriter, Footer, read_file, stream_file
+from lakeupsert.rows.datafiles import read_file, stream_file
+from lakeupsert.rows.filewriter import DataFileWriter, Footer
 from lakeupsert.rows.rank import count_rows_up_to, sort_by_rank, sortable
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.creation import create
@@ -53,7 +54,7 @@ from lakeupsert.table.spec import FILE, PLACE, TableSpec
 WORK = Path("build/kernels")
 RESULTS = Path(__file__).parent / "results"
 PEERS = ("duckdb", "polars")
-datafiles.FILE_BYTES = 1 << 40  # a base is one file, so that a row's position is one number
+filewriter.FILE_BYTES = 1 << 40  # a base is one file, so that a row's position is one number
 PARTITION = "transaction_date=2020-01-01"
 KEYS = {"composite": ("order_id", "line_no"), "text": ("order_id",)}
 LINES = 4

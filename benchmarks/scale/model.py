@@ -36,7 +36,8 @@ from lakeupsert.engine.runs import runs
 from lakeupsert.operations.plan.prices import Prices
 from lakeupsert.pipeline.merge.cuts import ALONE_BUCKETS, MOST_READS
 from lakeupsert.pipeline.strategy import MOST_DEBT, TOGETHER
-from lakeupsert.rows.datafiles import ROW_GROUP_ROWS, decoded_width
+from lakeupsert.rows.datafiles import decoded_width
+from lakeupsert.rows.filewriter import ROW_GROUP_ROWS
 from lakeupsert.storage.base import Call
 
 Measured = Mapping[str, Mapping[str, Mapping[str, Any]]]

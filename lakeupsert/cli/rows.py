@@ -93,7 +93,7 @@ def more_text(shown: int, total: int, ways: str) -> Iterable[str]:
 
 
 def _values(rows: "pa.Table") -> list[list[object]]:
-    from lakeupsert.rows.convert import to_json_values  # imports Arrow
+    from lakeupsert.rows.tojson import to_json_values  # imports Arrow
 
     return [to_json_values(column.combine_chunks()) for column in rows.columns]
 

@@ -38,8 +38,9 @@ from lakeupsert.landing.glimpse import preview
 from lakeupsert.landing.origins import Origins
 from lakeupsert.landing.refusals import REFUSED_SCHEMA
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.datafiles import EXPANSION, Footer, bytes_without_rows
+from lakeupsert.rows.datafiles import EXPANSION, bytes_without_rows
 from lakeupsert.rows.digest import Digest
+from lakeupsert.rows.filewriter import Footer
 from lakeupsert.rows.floor import PARTITION, is_among
 from lakeupsert.storage import NotFoundError, ObjectReader, ObjectStore
 from lakeupsert.table.layout import FileKind

@@ -20,7 +20,8 @@ import pyarrow as pa
 from lakeupsert.landing.adopted import ADOPTED_RANK, stream_adopted
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.buckets import cut_into_pieces
-from lakeupsert.rows.datafiles import Footer, Pack, stream_file, write_in_pieces
+from lakeupsert.rows.datafiles import stream_file
+from lakeupsert.rows.filewriter import Footer, Pack, write_in_pieces
 from lakeupsert.rows.rank import sort_by_key
 from lakeupsert.rows.streams import compress, decompress
 from lakeupsert.storage import ObjectStore

@@ -17,8 +17,9 @@ from lakeupsert.landing.formats.blocks import ArrowBlock
 from lakeupsert.rows.arrays import Indices, Rows
 from lakeupsert.rows.changes import Tally
 from lakeupsert.rows.convert import as_mask
-from lakeupsert.rows.datafiles import DataFileWriter, Footer, stream_file, to_bytes
+from lakeupsert.rows.datafiles import stream_file, to_bytes
 from lakeupsert.rows.digest import Digest
+from lakeupsert.rows.filewriter import DataFileWriter, Footer
 from lakeupsert.rows.floor import DELETED_AT, greatest_floor
 from lakeupsert.rows.statistics import columns_with_statistics
 from lakeupsert.rows.vectors import mark_deleted

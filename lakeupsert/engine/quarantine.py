@@ -11,7 +11,7 @@ from lakeupsert.engine.reports import Refused
 from lakeupsert.landing.refusals import REFUSED_SCHEMA
 from lakeupsert.phrases import describe_place
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.datafiles import DataFileWriter, Footer
+from lakeupsert.rows.filewriter import DataFileWriter, Footer
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import QuarantineFile

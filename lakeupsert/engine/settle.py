@@ -16,8 +16,8 @@ from lakeupsert.engine.reports import Report, Written
 from lakeupsert.rows.arrays import Hashes, Indices, Rows
 from lakeupsert.rows.buckets import buckets, cut_by_number, cut_into_pieces, key_hashes
 from lakeupsert.rows.convert import as_mask
-from lakeupsert.rows.datafiles import Pack, write_in_pieces, write_to_pack
 from lakeupsert.rows.digest import digest_text, hashed_columns, row_hashes
+from lakeupsert.rows.filewriter import Pack, write_in_pieces, write_to_pack
 from lakeupsert.rows.floor import PARTITION, greatest_floor
 from lakeupsert.rows.rank import sort_by_rank
 from lakeupsert.table.layout import TableObjects

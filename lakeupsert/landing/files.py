@@ -111,15 +111,10 @@ class Reader:
     def columns(self, known: pa.Schema | None, text_columns: frozenset[str]) -> Columns:
         """The columns of the file; the arguments are those of `survey`."""
         aliases, given = self.reading.aliases, known
-        dates = {name: type_by_formats(formats_of(self.reading, name)) for name in self.reading.dates}
-        if dates:
-            types = {name.lower(): type_ for name, type_ in dates.items()}
-            types |= {field.name.lower(): field.type for field in known or ()}
-            known = pa.schema(list(types.items()))
-        if aliases and known is not None:
-            types = {field.name.lower(): field.type for field in known}
-            types |= {old.lower(): types.get(new.lower()) for old, new in aliases.items()}
-            known = pa.schema([(name, type_) for name, type_ in types.items() if type_ is not None])
+        types = {name.lower(): type_by_formats(formats_of(self.reading, name)) for name in self.reading.dates}
+        types |= {field.name.lower(): field.type for field in given or ()}
+        types |= {old.lower(): types.get(new.lower()) for old, new in aliases.items()}
+        known = pa.schema([(name, type_) for name, type_ in types.items() if type_ is not None])
         wanted = {name.lower() for name in text_columns}
         own_texts = text_columns | {old for old, new in aliases.items() if new.lower() in wanted}
         columns = self.format.schema_of(self.source, self.file, self.reading, known, own_texts)
@@ -132,9 +127,6 @@ class Reader:
         required = frozenset(missing_values(given, dict.fromkeys(required))) if given else required
         if given and only is not None and not missing_values(given, dict.fromkeys(only)):
             only = None  # of no column, Parquet and ORC read no row
-        if not aliases:
-            own = self._own_blocks(required, only)
-            return Contents(own.missing, (dated(with_folders(block, path, reading), reading) for block in own.blocks))
         olds = {name: [old for old, new in aliases.items() if new.lower() == name.lower()] for name in required}
         wanted = {name.lower() for name in only or ()}
         more = [old for old, new in aliases.items() if new.lower() in wanted]
@@ -203,7 +195,7 @@ def _own_names(path: str, names: Iterable[str], reading: Reading) -> dict[str, s
 def _aliased_blocks(own_blocks: Iterator[Block], path: str, reading: Reading) -> Iterator[Block]:
     seen: dict[str, None] = {}
     for block in own_blocks:
-        if not seen.keys() >= set(block.names):
+        if reading.aliases and not seen.keys() >= set(block.names):
             seen |= dict.fromkeys(block.names)
             _own_names(path, seen, reading)
         yield dated(with_folders(apply_aliases(block, path, reading), path, reading), reading)

@@ -23,9 +23,9 @@ from lakeupsert.read.arrow import batches, reader_schema, scans
 from lakeupsert.read.keys import key_condition
 from lakeupsert.read.view import View, ViewFile, partitions_of
 from lakeupsert.rows.arrays import Indices, Mask, Rows
-from lakeupsert.rows.convert import to_json_values
 from lakeupsert.rows.rank import equal_rows, sort_by_key, sort_by_rank
 from lakeupsert.rows.streams import windows
+from lakeupsert.rows.tojson import to_json_values
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot

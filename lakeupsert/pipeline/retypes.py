@@ -26,8 +26,10 @@ from lakeupsert.pipeline.merge.steps import step_to
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.progress import Share
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.convert import convert, to_json_values
-from lakeupsert.rows.datafiles import Footer, stream_file
+from lakeupsert.rows.convert import convert
+from lakeupsert.rows.datafiles import stream_file
+from lakeupsert.rows.filewriter import Footer
+from lakeupsert.rows.tojson import to_json_values
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import LedgerEntry, next_stamp

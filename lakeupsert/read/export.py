@@ -21,8 +21,9 @@ from lakeupsert.phrases import no_folder
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.history import history_to_arrow
 from lakeupsert.read.view import View
-from lakeupsert.rows.convert import READABLE_MOMENTS, to_json_values, unreadable_moments
+from lakeupsert.rows.convert import READABLE_MOMENTS, unreadable_moments
 from lakeupsert.rows.datafiles import ROW_GROUP_BYTES
+from lakeupsert.rows.tojson import to_json_values
 from lakeupsert.storage import ObjectStore, UnknownOutcomeError, open_store
 from lakeupsert.storage.base import Sink
 from lakeupsert.table.layout import base_prefix, partition_texts

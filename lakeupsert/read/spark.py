@@ -30,8 +30,8 @@ from lakeupsert.read.arrow import refuse_unknown
 from lakeupsert.read.history import FROM, LIVES, UNTIL, history_schema, shared_columns
 from lakeupsert.read.view import View, ViewFile, plain_path
 from lakeupsert.read.where import Conjunct, parse_where
-from lakeupsert.rows.convert import to_json_values
 from lakeupsert.rows.datafiles import open_object
+from lakeupsert.rows.tojson import to_json_values
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import azureaccount
 from lakeupsert.table.layout import DATA, TableObjects, partition_texts

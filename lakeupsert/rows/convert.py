@@ -1,11 +1,9 @@
-"""Converts values to another type without losing anything, or to JSON values if nothing else works.
+"""Converts values to another type without losing anything.
 
 Arrow's "safe" casts are not enough: some lose digits, fractions or hours without an error (comments below name each case).
 Whole columns are cast at once. Single values are examined only if the cast of their column fails.
 """
 
-import base64
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from decimal import Decimal
@@ -15,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.rows.arrays import Column, Mask
-from lakeupsert.rows.leaves import leaf_types, rows_with
+from lakeupsert.rows.leaves import decode, leaf_types, rows_with
 from lakeupsert.table.spec import TypeChange
 from lakeupsert.table.types import normalize
 
@@ -37,40 +35,6 @@ _HYPHENS = (8, 12, 16, 20)
 """Digits of a UUID that have a hyphen before them."""
 _MOMENTS = ("date", "time", "timestamp")
 _ZONED = r"^.{11}[^Z+-]*[Z+-]"  # looks for a zone behind the date, which has a `-` of its own
-
-
-def decode(array: Column) -> Column:
-    """The same values without dictionaries, run-end encoding and views, which many pyarrow kernels do not support."""
-    type_ = array.type
-    if pa.types.is_run_end_encoded(type_):
-        return decode(pc.run_end_decode(array))
-    plain_type = normalize(type_)
-    if plain_type.equals(type_):
-        return array
-    return _without_list_views(array, plain_type) if _has_list_view(type_) else array.cast(plain_type)
-
-
-def _has_list_view(type_: pa.DataType) -> bool:
-    t = pa.types
-    if t.is_list_view(type_) or t.is_large_list_view(type_):
-        return True
-    return t.is_nested(type_) and any(_has_list_view(type_.field(i).type) for i in range(type_.num_fields))
-
-
-def _without_list_views(array: pa.Array, plain_type: pa.DataType) -> pa.Array:
-    """List views as plain lists. (pyarrow 26's own cast silently loses values if a list is null.)"""
-    t, type_ = pa.types, array.type
-    absent = array.is_null()
-    if t.is_struct(type_):
-        children = [decode(child) for child in array.flatten()]
-        return pa.StructArray.from_arrays(children, fields=list(plain_type), mask=absent)
-    if t.is_map(type_) or t.is_fixed_size_list(type_):
-        return pa.array(array.to_pylist(), plain_type)
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-    large = t.is_large_list(plain_type)
-    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64 if large else np.int32)
-    kind = pa.LargeListArray if large else pa.ListArray
-    return kind.from_arrays(pa.array(ends), decode(array.flatten()), type=plain_type, mask=absent)
 
 
 def convert(array: pa.Array, type_: pa.DataType) -> Converted:
@@ -123,12 +87,8 @@ def as_text(array: pa.Array) -> pa.Array:
     stored = pc.fill_null(array.storage, bytes(16))
     digits = np.frombuffer(b"".join(stored.to_pylist()).hex().encode(), np.uint8).reshape(-1, 32)
     texts = np.insert(digits, _HYPHENS, ord("-"), axis=1).tobytes()
-    text = (
-        pa.Array.from_buffers(pa.binary(36), len(array), [None, pa.py_buffer(texts)])
-        .cast(pa.binary())
-        .cast(pa.string())
-    )
-    return pc.if_else(array.is_valid(), text, None)
+    text = pa.Array.from_buffers(pa.binary(36), len(array), [None, pa.py_buffer(texts)])
+    return pc.if_else(array.is_valid(), text.cast(pa.binary()).cast(pa.string()), None)
 
 
 def texts_like(texts: Sequence[str], type_: pa.DataType) -> list[str | None]:
@@ -158,7 +118,7 @@ def _is_unreadable(array: pa.Array) -> Mask:
     if family == "time":
         number = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
         return as_mask(pc.or_(pc.less(number, 0), pc.greater_equal(number, 86_400 * _PER_SECOND[array.type.unit])))
-    return ~_in_our_years(array) if family in _MOMENTS else _none_bad(array)
+    return ~in_our_years(array) if family in _MOMENTS else _none_bad(array)
 
 
 def as_mask(condition: Column) -> Mask:
@@ -167,41 +127,6 @@ def as_mask(condition: Column) -> Mask:
         condition = pc.fill_null(condition, False)
     mask: Mask = condition.to_numpy(zero_copy_only=False)
     return mask
-
-
-def to_json_values(array: pa.Array) -> list[object]:
-    """The values as JSON values: numbers, booleans, texts, lists, objects. Never fails, whatever the type.
-
-    Dates, times, timestamps (UTC), decimals, and floats that JSON lacks become text; bytes become base64. A date, time or
-    timestamp without a text form (year 30000) becomes the integer that the file holds. A map becomes a list of objects.
-    """
-    t, type_ = pa.types, array.type
-    if t.is_dictionary(type_):
-        return to_json_values(array.dictionary_decode())
-    if t.is_run_end_encoded(type_):
-        return to_json_values(pc.run_end_decode(array))
-    if isinstance(type_, pa.BaseExtensionType):
-        return to_json_values(array.storage)
-    if t.is_string(type_) or t.is_large_string(type_) or t.is_string_view(type_):
-        return [None if v is None else v.decode("utf-8", "backslashreplace") for v in _bytes(array)]
-    if _family(type_) == "binary" or t.is_binary_view(type_):
-        return [None if v is None else base64.b64encode(v).decode() for v in _bytes(array)]
-    if t.is_floating(type_):
-        return [v if v is None or math.isfinite(v) else str(v) for v in array.cast(pa.float64()).to_pylist()]
-    if t.is_decimal(type_):
-        return array.cast(pa.string()).to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
-    if t.is_temporal(type_):
-        return _time_texts(array)
-    if t.is_struct(type_):
-        children = [
-            to_json_values(child) for child in array.flatten()
-        ]  # unlike field(i), carries the struct's own nulls
-        names = [field.name for field in type_]
-        valid = array.is_valid().to_pylist()
-        return [{n: c[i] for n, c in zip(names, children, strict=True)} if ok else None for i, ok in enumerate(valid)]
-    if t.is_nested(type_):
-        return [to_json_values(v.values) if v.is_valid else None for v in array]
-    return array.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
 # -- by families of types
@@ -259,12 +184,8 @@ def _nested_to_nested(array: pa.Array, type_: pa.DataType) -> Converted:
         if len(set(names)) < len(names) or not valued <= {f.name for f in type_}:
             return _all_bad(array, type_)
         children = dict(zip(names, array.flatten(), strict=True))  # unlike field(i), carries the struct's own nulls
-        pieces = [
-            convert(children[f.name], f.type)
-            if f.name in children
-            else (pa.nulls(len(array), f.type), _none_bad(array))
-            for f in type_
-        ]
+        absent = pa.nulls(len(array))
+        pieces = [convert(children.get(f.name, absent), f.type) for f in type_]
         bad = np.logical_or.reduce([part_bad for _, part_bad in pieces])
         out = pa.StructArray.from_arrays([part for part, _ in pieces], fields=list(type_), mask=array.is_null())
         return _result(out, bad)
@@ -374,26 +295,24 @@ def _text_to_decimal(array: pa.Array, type_: pa.DataType) -> Converted:
 
 
 def _text_to_bool(array: pa.Array, type_: pa.DataType) -> Converted:
-    place = pc.index_in(
-        pc.utf8_lower(array), pa.array(["false", "true"], array.type)
-    )  # Arrow's cast also accepts 0 and 1
+    words = pa.array(["false", "true"], array.type)  # Arrow's cast also accepts 0 and 1
+    place = pc.index_in(pc.utf8_lower(array), words)
     return pc.equal(place, 1), as_mask(pc.and_(pc.is_null(place), array.is_valid()))
 
 
 def _text_to_date(array: pa.Array, type_: pa.DataType) -> Converted:
     out, bad = _cast(array, type_)
-    return _result(out, bad | ~_in_our_years(out))
+    return _result(out, bad | ~in_our_years(out))
 
 
 def _text_to_timestamp(array: pa.Array, type_: pa.DataType) -> Converted:
     zoned_type, plain_type = pa.timestamp(type_.unit, "UTC"), pa.timestamp(type_.unit)
-    first = array.slice(
-        pc.index(array.is_valid(), True).as_py(), 1
-    )  # a cast with the wrong form would fail for every value
+    # A cast with the wrong form would fail for every value.
+    first = array.slice(pc.index(array.is_valid(), True).as_py(), 1)
     has_zone = as_mask(pc.match_substring_regex(first, _ZONED)).any()
     with suppress(pa.ArrowInvalid):
         out = array.cast(zoned_type if has_zone else plain_type).view(plain_type)
-        return _result(out.view(type_), ~_in_our_years(out))
+        return _result(out.view(type_), ~in_our_years(out))
     # Some texts have a zone and some have none, or texts have more digits than the unit. Extra zeros are harmless.
     text = pc.replace_substring_regex(array, r"(\.\d*?)0+(\D.*)?$", r"\1\2")
     text = pc.replace_substring_regex(text, r"\.(\D.*)?$", r"\1")
@@ -401,7 +320,7 @@ def _text_to_timestamp(array: pa.Array, type_: pa.DataType) -> Converted:
     with_zone, bad = _cast(_with_nulls(text, ~zoned), zoned_type)
     without_zone, unfit = _cast(_with_nulls(text, zoned), plain_type)
     out = pc.coalesce(with_zone.view(plain_type), without_zone)
-    return _result(out.view(type_), bad | unfit | ~_in_our_years(out))
+    return _result(out.view(type_), bad | unfit | ~in_our_years(out))
 
 
 def _text_to_time(array: pa.Array, type_: pa.DataType) -> Converted:
@@ -419,13 +338,8 @@ def _text_to_binary(array: pa.Array, type_: pa.DataType) -> Converted:
     return pc.replace_with_mask(others, pc.fill_null(is_uuid, False), pa.array(parsed, type_)), bad
 
 
-def _date_to_timestamp(array: pa.Array, type_: pa.DataType) -> Converted:
-    out, bad = _cast(array, pa.timestamp(type_.unit))
-    return out.view(type_), bad
-
-
-def _timestamp_to_timestamp(array: pa.Array, type_: pa.DataType) -> Converted:
-    out, bad = _cast(_utc(array), pa.timestamp(type_.unit))
+def _to_timestamp(array: pa.Array, type_: pa.DataType) -> Converted:
+    out, bad = _cast(_utc(array) if pa.types.is_timestamp(array.type) else array, pa.timestamp(type_.unit))
     return out.view(type_), bad
 
 
@@ -437,7 +351,7 @@ def _timestamp_to_date(array: pa.Array, type_: pa.DataType) -> Converted:
 
 
 def _moment_to_text(array: pa.Array, type_: pa.DataType) -> Converted:
-    far = ~_in_our_years(array)  # Arrow writes "<value out of range>"
+    far = ~in_our_years(array)  # Arrow writes "<value out of range>"
     out, bad = _cast(_with_nulls(array, far), type_)
     return out, bad | far
 
@@ -469,9 +383,9 @@ _STEPS: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], Converted]] = {
     ("text", "timestamp"): _text_to_timestamp,
     ("text", "time"): _text_to_time,
     ("text", "binary"): _text_to_binary,
-    ("date", "timestamp"): _date_to_timestamp,
+    ("date", "timestamp"): _to_timestamp,
     ("date", "text"): _moment_to_text,
-    ("timestamp", "timestamp"): _timestamp_to_timestamp,
+    ("timestamp", "timestamp"): _to_timestamp,
     ("timestamp", "date"): _timestamp_to_date,
     ("timestamp", "text"): _moment_to_text,
 }
@@ -509,7 +423,7 @@ def _utc(array: pa.Array) -> pa.Array:
     return array.view(pa.timestamp(array.type.unit))
 
 
-def _in_our_years(array: pa.Array) -> Mask:
+def in_our_years(array: pa.Array) -> Mask:
     """Values in the years 1 to 9999, and nulls. Other tools can't read dates beyond these years."""
     type_ = array.type
     if pa.types.is_date32(type_):
@@ -519,20 +433,3 @@ def _in_our_years(array: pa.Array) -> Mask:
         first, last = _FIRST_DAY * 86_400 * per_second, (_LAST_DAY + 1) * 86_400 * per_second - 1
         first, last, number = max(first, -(2**63)), min(last, 2**63 - 1), array.view(pa.int64())
     return ~as_mask(pc.or_(pc.less(number, first), pc.greater(number, last)))
-
-
-def _bytes(array: pa.Array) -> list[bytes | None]:
-    wide = array if pa.types.is_fixed_size_binary(array.type) else array.cast(pa.large_binary())
-    return wide.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
-
-
-def _time_texts(array: pa.Array) -> list[object]:
-    type_ = array.type
-    numbers = array.view(pa.int32() if type_.bit_width == 32 else pa.int64()).to_pylist()
-    if pa.types.is_duration(type_):
-        return numbers  # type: ignore[no-any-return]  # pyarrow has no types
-    zone = "Z" if pa.types.is_timestamp(type_) and type_.tz else ""
-    texts = (_utc(array) if zone else array).cast(pa.string()).to_pylist()
-    is_time = pa.types.is_time(type_)
-    has_text = [not t.startswith("<") if t else False for t in texts] if is_time else _in_our_years(array)
-    return [t + zone if t and ok else n for t, n, ok in zip(texts, numbers, has_text, strict=True)]

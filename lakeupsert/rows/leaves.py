@@ -1,14 +1,50 @@
-"""Change the innermost values of an array, however deep in structs, lists and maps they are."""
+"""Arrays without dictionaries and views, and their innermost values, however deep in structs, lists and maps these are."""
 
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from lakeupsert.rows.arrays import Mask
+from lakeupsert.rows.arrays import Column, Mask
+from lakeupsert.table.types import normalize
 
 Change = Callable[[pa.Array], pa.Array]
 """Makes n other values of n values, null for null."""
+
+
+def decode(array: Column) -> Column:
+    """The same values without dictionaries, run-end encoding and views, which many pyarrow kernels do not support."""
+    type_ = array.type
+    if pa.types.is_run_end_encoded(type_):
+        return decode(pc.run_end_decode(array))
+    plain_type = normalize(type_)
+    if plain_type.equals(type_):
+        return array
+    return _without_list_views(array, plain_type) if _has_list_view(type_) else array.cast(plain_type)
+
+
+def _has_list_view(type_: pa.DataType) -> bool:
+    t = pa.types
+    if t.is_list_view(type_) or t.is_large_list_view(type_):
+        return True
+    return t.is_nested(type_) and any(_has_list_view(type_.field(i).type) for i in range(type_.num_fields))
+
+
+def _without_list_views(array: pa.Array, plain_type: pa.DataType) -> pa.Array:
+    """List views as plain lists. (pyarrow 26's own cast silently loses values if a list is null.)"""
+    t, type_ = pa.types, array.type
+    absent = array.is_null()
+    if t.is_struct(type_):
+        children = [decode(child) for child in array.flatten()]
+        return pa.StructArray.from_arrays(children, fields=list(plain_type), mask=absent)
+    if t.is_map(type_) or t.is_fixed_size_list(type_):
+        return pa.array(array.to_pylist(), plain_type)
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    large = t.is_large_list(plain_type)
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64 if large else np.int32)
+    kind = pa.LargeListArray if large else pa.ListArray
+    return kind.from_arrays(pa.array(ends), decode(array.flatten()), type=plain_type, mask=absent)
 
 
 def leaf_types(type_: pa.DataType) -> Iterator[pa.DataType]:
@@ -23,7 +59,7 @@ def leaf_types(type_: pa.DataType) -> Iterator[pa.DataType]:
 def map_leaves(array: pa.Array, changes: Iterator[Change | None]) -> pa.Array:
     """The array with its innermost values changed. ``changes``: one for each of `leaf_types`; None keeps the values.
 
-    The array has no dictionaries and views (`convert.decode`).
+    The array has no dictionaries and views (`decode`).
     """
     t, type_ = pa.types, array.type
     if not t.is_nested(type_):

@@ -16,7 +16,7 @@ from lakeupsert.cli import main
 from lakeupsert.config import TableSettings
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read import arrow
-from lakeupsert.rows import datafiles, vectors
+from lakeupsert.rows import filewriter, vectors
 from lakeupsert.rows.streams import windows
 from tests.harness.lake import Lake, row
 
@@ -141,7 +141,7 @@ def test_files_that_both_snapshots_share_are_not_read(tmp_path: Path) -> None:
 def test_of_a_file_that_both_share_only_row_groups_with_superseded_rows_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datafiles, "ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr(filewriter, "ROW_GROUP_ROWS", 10)
     lake = Lake(tmp_path, strategy="delta")
     lake.land("1.jsonl", [row(f"{k:03}", 0, 1, 1) for k in range(100)])
     lake.run()

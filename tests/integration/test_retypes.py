@@ -20,7 +20,7 @@ from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.read import arrow as reading
 from lakeupsert.report.nights import observe
-from lakeupsert.rows import datafiles
+from lakeupsert.rows import datafiles, filewriter
 from lakeupsert.testing.faults import FAULTS, Fault
 from lakeupsert.testing.proof import assert_proved
 from tests.harness.lake import Lake, delta_rows, row
@@ -115,7 +115,7 @@ def test_old_and_new_files_are_read_alike(
 def test_filters_apply_to_converted_values(small: bool, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds of text, in manifests and in files, say nothing of numbers. Each row has a row group of its own."""
     lake.mend(lambda row: True, strategy="delta")
-    monkeypatch.setattr(datafiles, "ROW_GROUP_ROWS", 1)
+    monkeypatch.setattr(filewriter, "ROW_GROUP_ROWS", 1)
     monkeypatch.setattr(datafiles, "ROW_GROUP_BYTES", 1)
     monkeypatch.setattr(reading, "SMALL_BYTES", (1 << 20) if small else 0)
     lake.table.reprocess(host="local")

@@ -11,7 +11,8 @@ import pytest
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.rows import checksums
-from lakeupsert.rows.datafiles import DataFileWriter, Footer, open_object, read_file
+from lakeupsert.rows.datafiles import open_object, read_file
+from lakeupsert.rows.filewriter import DataFileWriter, Footer
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.manifest import DataFile
 

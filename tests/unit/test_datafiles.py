@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeupsert.rows.datafiles import DataFileWriter, Footer
+from lakeupsert.rows.filewriter import DataFileWriter, Footer
 from lakeupsert.storage import LocalStore
 
 ROWS = 1000

@@ -24,7 +24,7 @@ from lakeupsert.landing.formats import blocks, records
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput, UnplannedColumnError, UnreadableFileError
 from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.landing.formats.registry import UNKNOWN, format_of
-from lakeupsert.rows.convert import decode
+from lakeupsert.rows.leaves import decode
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.creation import create
 from lakeupsert.table.roles import DeleteRule

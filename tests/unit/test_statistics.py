@@ -13,7 +13,7 @@ import pytest
 
 from lakeupsert.publishers.delta_stats import DeltaStats
 from lakeupsert.rows import datafiles
-from lakeupsert.rows.datafiles import DataFileWriter, Footer
+from lakeupsert.rows.filewriter import DataFileWriter, Footer
 from lakeupsert.rows.statistics import columns_with_statistics
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.creation import create

@@ -25,8 +25,9 @@ from lakeupsert.engine.keys.lives import UnknownKeys
 from lakeupsert.engine.keys.spill import KeptPacks
 from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.rows.arrays import Column, Indices, Rows, repeat
-from lakeupsert.rows.datafiles import POSITION, Pack, align, read_file, stream_file, write_to_pack
+from lakeupsert.rows.datafiles import POSITION, align, read_file, stream_file
 from lakeupsert.rows.digest import Digest
+from lakeupsert.rows.filewriter import Pack, write_to_pack
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.rows.rank import sort_by_key
 from lakeupsert.rows.vectors import mark_deleted

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from lakeupsert.engine.merge import AGE
 from lakeupsert.rows.arrays import Hashes, Mask, Rows, repeat, with_column
 from lakeupsert.rows.buckets import buckets, key_hashes
-from lakeupsert.rows.datafiles import POSITION, DataFileWriter, Footer, align, stream_file
+from lakeupsert.rows.datafiles import POSITION, align, stream_file
+from lakeupsert.rows.filewriter import DataFileWriter, Footer
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.rows.rank import sort_by_rank
 from lakeupsert.storage import ObjectStore

@@ -35,7 +35,8 @@ from lakeupsert.engine.keys.lives import UnknownKeys
 from lakeupsert.engine.keys.placing import place
 from lakeupsert.engine.keys.spill import Ranges
 from lakeupsert.rows.arrays import Mask, Rows, repeat
-from lakeupsert.rows.datafiles import DataFileWriter, align
+from lakeupsert.rows.datafiles import align
+from lakeupsert.rows.filewriter import DataFileWriter
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects

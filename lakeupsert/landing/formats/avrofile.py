@@ -148,9 +148,9 @@ def _blocks(
 
 def _in_our_calendar(column: _Column, old: OldCalendar) -> _Column:
     changes = [old.change(type_) for type_ in leaf_types(column.type)]
-    return (
-        _Column(column.type, lambda values: map_leaves(column.array(values), iter(changes))) if any(changes) else column
-    )
+    if not any(changes):
+        return column
+    return _Column(column.type, lambda values: map_leaves(column.array(values), iter(changes)))
 
 
 def _block(rows: Sequence[Row], place: int, wanted: Mapping[str, _Column], unwrap: RowsOf | None) -> ArrowBlock:

@@ -17,8 +17,9 @@ from lakeupsert.landing.formats.dominant import DominantType
 from lakeupsert.landing.formats.inference import FROM_TEXT, convert_text, infer_type, is_number, with_points
 from lakeupsert.landing.formats.lines import TextLines
 from lakeupsert.rows.arrays import Indices, Mask, Rows
-from lakeupsert.rows.convert import Converted, as_mask, convert, to_json_values
+from lakeupsert.rows.convert import Converted, as_mask, convert
 from lakeupsert.rows.datafiles import to_bytes
+from lakeupsert.rows.tojson import to_json_values
 from lakeupsert.storage import DamagedObjectError, NotFoundError, ObjectInfo
 from lakeupsert.table.types import normalize
 

@@ -221,7 +221,7 @@ def _texts(type_: pa.DataType) -> Encoding:
 
 
 def _decode_bytes(values: Values, target: pa.DataType) -> Converted:
-    stored = [None if v is None else _bytes(v) for v in values]
+    stored = list(map(_bytes, values))
     array, unfit = convert(pa.array(stored, pa.binary()), target)
     return array, unfit | _lost(values, stored)
 
@@ -250,9 +250,9 @@ def _digits(scale: int, value: object) -> str | None:
     if type(value) is not str:  # `decimal.format=NUMERIC`
         return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
     stored = _bytes(value)
-    return (
-        None if not stored else format(_EXACT.scaleb(Decimal(int.from_bytes(stored, "big", signed=True)), -scale), "f")
-    )
+    if not stored:
+        return None
+    return format(_EXACT.scaleb(Decimal(int.from_bytes(stored, "big", signed=True)), -scale), "f")
 
 
 def _variable_digits(value: object) -> str | None:

@@ -17,13 +17,9 @@ from pyarrow import csv as pa_csv
 
 from lakeupsert.config import Reading
 from lakeupsert.landing.formats.escapes import Escapes
-from lakeupsert.landing.formats.lines import is_utf8, line_ends
+from lakeupsert.landing.formats.lines import BOM, CR, LF, is_utf8, line_ends
 from lakeupsert.landing.formats.records import Fields, HeaderError, record_ends
 from lakeupsert.rows.arrays import Indices, Mask
-
-_BOM = b"\xef\xbb\xbf"
-_LF, _CR = b"\n\r"
-
 
 _MISQUOTED = (
     "Text follows a closing quote. If a backslash stands before quotes in the text, set `escape` under [tables.….read]."
@@ -65,7 +61,7 @@ class Csv:
         unclosed = False
         characters, escaped = np.frombuffer(data, np.uint8), escapes.find_escaped(data)
         if escapes.lf_only:
-            breaks = breaks[characters[breaks] == _LF]
+            breaks = breaks[characters[breaks] == LF]
         if escapes.letters is not None:
             breaks = breaks[~escaped[breaks]]
         quotes = self._quotes(data, escaped)
@@ -90,8 +86,8 @@ class Csv:
         """
         opening, closing = quotes[0::2], quotes[1::2]
         before = characters[opening - 1]
-        begins = (before == ord(self.reading.delimiter)) | (before == _LF)
-        begins |= (before == _CR) & (not self._escapes.lf_only)
+        begins = (before == ord(self.reading.delimiter)) | (before == LF)
+        begins |= (before == CR) & (not self._escapes.lf_only)
         if self._escapes.letters is not None:
             begins &= ~escaped[opening - 1]
         begins |= opening == 0
@@ -173,7 +169,7 @@ class Csv:
 
     def count(self, record: bytes) -> int:
         record, quote = self._plain(record)
-        text = _BOM + record + b"\n"
+        text = BOM + record + b"\n"
         read = pa_csv.ReadOptions(autogenerate_column_names=True, block_size=len(text), use_threads=False)
         types = pa_csv.ConvertOptions(check_utf8=False)
         return int(pa_csv.read_csv(pa.py_buffer(text), read, self._parsing(quote), types).num_columns)
@@ -191,9 +187,9 @@ class Csv:
         parsing = self._parsing(quote)
         parsing.invalid_row_handler = skip
         table = pa_csv.read_csv(
-            pa.py_buffer(_BOM + text),  # pyarrow skips one byte order mark: this one, not one that begins a value
+            pa.py_buffer(BOM + text),  # pyarrow skips one byte order mark: this one, not one that begins a value
             # pyarrow's row numbers are right only with one block and one thread.
-            read_options=pa_csv.ReadOptions(column_names=names, block_size=len(text) + len(_BOM), use_threads=False),
+            read_options=pa_csv.ReadOptions(column_names=names, block_size=len(text) + len(BOM), use_threads=False),
             parse_options=parsing,
             convert_options=pa_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),  # never inferred: 0042 would become 42

@@ -205,9 +205,10 @@ class Wal2json:
 
 def _by_name(columns: object) -> Row:
     """The columns of version 2 as a row."""
-    if not all(type(one) is dict and "name" in one for one in (columns if type(columns) is list else ())):
+    found = columns if type(columns) is list else []
+    if not all(type(one) is dict and "name" in one for one in found):
         raise NoEnvelopeError("The columns in a message of wal2json are not a list of objects with names.")
-    return {str(one["name"]): one.get("value") for one in columns} if type(columns) is list else {}
+    return {str(one["name"]): one.get("value") for one in found}
 
 
 def _paired(names: object, values: object) -> Row:

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from lakeupsert.config import Reading
+from lakeupsert.landing.formats.lines import find_escaped
 from lakeupsert.rows.arrays import Mask
 
 LETTERS: dict[str, dict[bytes, bytes]] = {
@@ -67,14 +68,7 @@ class Escapes:
 
     def find_escaped(self, data: bytes) -> Mask:
         """Which characters of ``data``, which begins with a record, have an escape before them."""
-        escaped = np.zeros(len(data), bool)
-        if self.sign and self.sign in data:
-            signs = np.flatnonzero(np.frombuffer(data, np.uint8) == self.sign[0])
-            begins = np.diff(signs, prepend=-2) != 1
-            in_run = np.arange(len(signs)) - np.flatnonzero(begins)[np.cumsum(begins) - 1]
-            after = signs[in_run % 2 == 0] + 1
-            escaped[after[after < len(data)]] = True
-        return escaped
+        return find_escaped(data, self.sign) if self.sign and self.sign in data else np.zeros(len(data), bool)
 
     @cached_property
     def record(self) -> re.Pattern[bytes]:

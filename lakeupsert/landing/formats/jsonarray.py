@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lakeupsert.rows.arrays import Indices, Mask
+from lakeupsert.landing.formats.lines import find_escaped
+from lakeupsert.rows.arrays import Indices
 
 _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\[(?=[ \t\r\n]*[{\]])")
-_QUOTE, _BACKSLASH, _COMMA = b'"\\,'
+_QUOTE, _COMMA = b'",'
 _DEPTHS = np.zeros(256, np.int8)
 _DEPTHS[list(b"{[")] = 1
 _DEPTHS[list(b"}]")] = -1
@@ -54,7 +54,7 @@ def cut_elements(text: bytes, *, final: bool = False) -> Elements:
     characters = np.frombuffer(text, np.uint8)
     quotes = np.flatnonzero(characters == _QUOTE)
     if b"\\" in text:
-        quotes = quotes[~_is_escaped(characters, quotes)]
+        quotes = quotes[~find_escaped(text, b"\\")[quotes]]
     marks = np.flatnonzero(_IS_MARK[characters])
     marks = marks[np.searchsorted(quotes, marks) % 2 == 0]  # behind an odd number of quotes, a mark is in a string
     kinds = characters[marks]
@@ -77,14 +77,3 @@ def cut_off(head: bytes) -> bytes:
     begin = array_begin(head) or 0
     cut = cut_elements(head[begin:])
     return head[: begin + cut.used] if cut.closed else head[: begin + max(0, cut.used - 1)] + b"]"
-
-
-def _is_escaped(characters: NDArray[np.uint8], quotes: Indices) -> Mask:
-    """Which quotes are part of a string: an odd number of backslashes precedes them."""
-    slashes = np.flatnonzero(characters == _BACKSLASH)
-    begins_run = np.diff(slashes, prepend=-2) > 1
-    run_begins = np.maximum.accumulate(np.where(begins_run, np.arange(len(slashes)), 0))
-    before = np.searchsorted(slashes, quotes) - 1
-    follows = (before >= 0) & (slashes[before] == quotes - 1)
-    escaped: Mask = follows & ((before - run_begins[before]) % 2 == 0)
-    return escaped

@@ -48,14 +48,13 @@ from lakeupsert.landing.formats.jsonvalues import (
     text_of,
     with_new_fields,
 )
-from lakeupsert.landing.formats.lines import TextLines
+from lakeupsert.landing.formats.lines import BOM, TextLines
 from lakeupsert.landing.formats.nested import nulls
 from lakeupsert.landing.formats.only import own_rows
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.convert import Converted
 from lakeupsert.table.types import widen
 
-_BOM = b"\xef\xbb\xbf"
 _HEAD_BYTES = 1 << 8  # enough to see whether a file is an array
 _SHARE = 4  # a line as Python objects takes several times the memory of its text
 _NAN = re.compile(rb"[:\[,]\s*-?(?:NaN|Infinity)\b")
@@ -293,7 +292,7 @@ def _pieces(source: Source, file: LandingInput) -> Iterator[tuple[TextLines, Ele
         pass
     begin = array_begin(data)
     what, cut = ("line", cut_lines) if begin is None else ("element", cut_elements)
-    offset = begin or (len(_BOM) if data.startswith(_BOM) else 0)
+    offset = begin or (len(BOM) if data.startswith(BOM) else 0)
     part = TextLines(1, 0, data).behind(TextLines(1, 0, data[:offset]))
     closed = final = False
     while True:

@@ -5,21 +5,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lakeupsert.rows.arrays import Indices
+from lakeupsert.rows.arrays import Indices, Mask
 
-_LF, _CR = b"\n\r"
+BOM = b"\xef\xbb\xbf"
+LF, CR = b"\n\r"
 
 
 def line_ends(data: bytes, *, final: bool) -> Indices:
     """The last character of every line end. Unless ``final``, a last CR does not count, since a LF may follow."""
     characters = np.frombuffer(data, np.uint8)
-    is_end = characters == _LF
+    is_end = characters == LF
     if b"\r" in data:
-        alone = characters == _CR
+        alone = characters == CR
         alone[:-1] &= ~is_end[1:]
         alone[-1] &= final
         is_end |= alone
     return np.flatnonzero(is_end)
+
+
+def find_escaped(data: bytes, sign: bytes) -> Mask:
+    """Which characters have an escape before them: the ``sign``, if no sign escapes it. ``data`` begins with no escaped one."""
+    escaped = np.zeros(len(data), bool)
+    signs = np.flatnonzero(np.frombuffer(data, np.uint8) == sign[0])
+    if len(signs):
+        begins = np.diff(signs, prepend=-2) != 1
+        in_run = np.arange(len(signs)) - np.flatnonzero(begins)[np.cumsum(begins) - 1]
+        after = signs[in_run % 2 == 0] + 1
+        escaped[after[after < len(data)]] = True
+    return escaped
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from lakeupsert.landing.formats.blocks import (
 )
 from lakeupsert.landing.formats.oldcalendar import OldCalendar, is_of_spark
 from lakeupsert.rows.arrays import Indices, Mask
-from lakeupsert.rows.convert import READABLE_MOMENTS, as_text, decode, unreadable_moments
-from lakeupsert.rows.leaves import Change, leaf_types, map_leaves, rows_with
+from lakeupsert.rows.convert import READABLE_MOMENTS, as_text, unreadable_moments
+from lakeupsert.rows.leaves import Change, decode, leaf_types, map_leaves, rows_with
 from lakeupsert.table.types import normalize
 
 _LARGE_ROW_GROUP = 1 << 28
@@ -128,9 +128,7 @@ def _may_differ(footer: pq.FileMetaData, leaf: int, type_: pa.DataType, change: 
             if not (found and found.null_count == group.num_rows):
                 return True
             continue
-        bounds = pa.array([found.min_raw, found.max_raw], pa.int32() if stored.bit_width == 32 else pa.int64()).view(
-            stored
-        )
+        bounds = pa.array([found.min_raw, found.max_raw], f"int{stored.bit_width}").view(stored)
         if unreadable_moments(bounds).any() or (change is not None and not change(bounds).equals(bounds)):
             return True
     return False
@@ -307,7 +305,8 @@ def _fine_columns(
     for micros, exact in zip(*both, strict=True):
         for name in names:
             some, others = (_moments(decode(batch.column(name))) for batch in (micros, exact))
-            far |= {name} if any(_is_far(one).any() for one in some) else set()
+            is_far = (((one > _MICROS_IN_NANOS) | (one < -_MICROS_IN_NANOS)).any() for one in some)
+            far |= {name} if any(is_far) else set()
             fine |= {name} if any(_rests(*pair).any() for pair in zip(some, others, strict=True)) else set()
     nested = [name for name in fine & far if pa.types.is_nested(parquet.schema_arrow.field(name).type)]
     if nested:
@@ -329,12 +328,6 @@ def _moments(array: pa.Array) -> list[Indices]:
 
     rows_with(array, keep)
     return found
-
-
-def _is_far(micros: Indices) -> Mask:
-    """Which moments are too far from 1970 for nanoseconds."""
-    far: Mask = (micros > _MICROS_IN_NANOS) | (micros < -_MICROS_IN_NANOS)
-    return far
 
 
 def _rests(micros: Indices, nanos: Indices) -> Indices:

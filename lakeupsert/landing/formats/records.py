@@ -31,14 +31,12 @@ from lakeupsert.landing.formats.blocks import (
 from lakeupsert.landing.formats.dominant import DominantType
 from lakeupsert.landing.formats.escapes import without_line_end
 from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type, unify, with_points
-from lakeupsert.landing.formats.lines import TextLines, is_utf8
+from lakeupsert.landing.formats.lines import BOM, CR, LF, TextLines, is_utf8
 from lakeupsert.landing.formats.only import names_in_files, own_rows
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.table.misnamed import describe_separator
 
 _HEADER_BYTES = 1 << 16
-_BOM = b"\xef\xbb\xbf"
-_LF, _CR = b"\n\r"
 
 
 class HeaderError(Exception):
@@ -248,7 +246,7 @@ def _open(
     while (read := source.read(size)) and len(head := head + read) < _HEADER_BYTES:
         if head.lstrip(b"\xef\xbb\xbf\r\n").count(b"\n") > 1:
             break  # a line ends there that is neither blank nor says how Excel reads the others
-    begin = len(_BOM) if head.startswith(_BOM) else 0
+    begin = len(BOM) if head.startswith(BOM) else 0
     dialect, used = choose(reading, head[begin:])
     whole = TextLines(1, 0, head)
     return dialect, _pieces(source, file, dialect, whole.behind(TextLines(1, 0, head[: begin + used])))
@@ -279,5 +277,5 @@ def _pieces(source: Source, file: LandingInput, dialect: Dialect, part: TextLine
 
 def _blank(piece: _Records) -> Mask:
     first = np.frombuffer(piece.part.text, np.uint8)[piece.starts]
-    blank: Mask = (first == _LF) | (first == _CR)
+    blank: Mask = (first == LF) | (first == CR)
     return blank

@@ -34,7 +34,7 @@ from lakeupsert.read.keys import key_values
 from lakeupsert.read.view import View
 from lakeupsert.rows.buckets import hash_numbers
 from lakeupsert.rows.columns import columns_by_record
-from lakeupsert.rows.convert import to_json_values
+from lakeupsert.rows.tojson import to_json_values
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import parse_partition, partition_scalars
 from lakeupsert.table.ledger import NOTHING, LedgerEntry, active_batches

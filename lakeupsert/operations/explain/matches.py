@@ -15,7 +15,7 @@ import pyarrow as pa
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.keys import find_rows
 from lakeupsert.rows.arrays import Column
-from lakeupsert.rows.convert import to_json_values
+from lakeupsert.rows.tojson import to_json_values
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import DataFile, Manifest

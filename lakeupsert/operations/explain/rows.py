@@ -19,10 +19,10 @@ from lakeupsert.read.keys import find_rows
 from lakeupsert.rows.arrays import Column, Rows
 from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.columns import fill_in_brought_columns
-from lakeupsert.rows.convert import to_json_values
 from lakeupsert.rows.datafiles import POSITION, align, open_object
 from lakeupsert.rows.floor import PARTITION, Extract, Forgetting, is_among, read_refused_keys
 from lakeupsert.rows.rank import sort_by_rank
+from lakeupsert.rows.tojson import to_json_values
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME

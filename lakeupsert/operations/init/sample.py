@@ -21,7 +21,8 @@ from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.landing.formats.registry import format_of
 from lakeupsert.landing.glimpse import Beginning, read_beginning
 from lakeupsert.rows.arrays import Indices, Mask
-from lakeupsert.rows.convert import as_mask, convert, to_json_values
+from lakeupsert.rows.convert import as_mask, convert
+from lakeupsert.rows.tojson import to_json_values
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectReader
 
 Item = TypeVar("Item")

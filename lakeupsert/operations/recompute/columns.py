@@ -31,7 +31,8 @@ from lakeupsert.operations.recompute.sql import (
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.duckdb import identifier, literal
 from lakeupsert.rows.arrays import Column, Indices
-from lakeupsert.rows.convert import convert_in_steps, decode
+from lakeupsert.rows.convert import convert_in_steps
+from lakeupsert.rows.leaves import decode
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.roles import PartitionColumn

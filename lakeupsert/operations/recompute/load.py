@@ -49,9 +49,10 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.duckdb import identifier, literal
 from lakeupsert.read.view import plain_path
 from lakeupsert.rows.arrays import Column, Mask, Rows
-from lakeupsert.rows.convert import as_mask, decode
+from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import from_bytes, read_file
 from lakeupsert.rows.floor import Forgetting
+from lakeupsert.rows.leaves import decode
 from lakeupsert.storage import NotFoundError, ObjectReader
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import FullExtract, LandingFile, LedgerEntry, Statement

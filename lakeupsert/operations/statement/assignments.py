@@ -15,7 +15,9 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.phrases import install
 from lakeupsert.read.query import lock, nodes
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.convert import READABLE_MOMENTS, convert, decode, to_json_values, unreadable_moments
+from lakeupsert.rows.convert import READABLE_MOMENTS, convert, unreadable_moments
+from lakeupsert.rows.leaves import decode
+from lakeupsert.rows.tojson import to_json_values
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -30,8 +30,9 @@ from lakeupsert.read.view import View, ViewFile
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.buckets import may_be_in
 from lakeupsert.rows.columns import find_brought_columns
-from lakeupsert.rows.convert import as_mask, to_json_values
+from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.floor import PARTITION
+from lakeupsert.rows.tojson import to_json_values
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, TableSpec
 

@@ -24,8 +24,8 @@ from lakeupsert.landing.formats.inference import is_number
 from lakeupsert.landing.formats.orc.footer import OrcFooter, read_footer
 from lakeupsert.landing.formats.orc.zones import corrections
 from lakeupsert.rows.calendar import change_of, dates
-from lakeupsert.rows.convert import Converted, convert, decode
-from lakeupsert.rows.leaves import Change, map_leaves
+from lakeupsert.rows.convert import Converted, convert
+from lakeupsert.rows.leaves import Change, decode, map_leaves
 from lakeupsert.table.types import normalize
 
 _DAMAGED = (ValueError, IndexError)

@@ -1,0 +1,275 @@
+"""Writes the Parquet files of a table, with field ids and footer keys: each an object, or many small ones in one object."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import ceil
+from types import MappingProxyType, TracebackType
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lakeupsert.rows import datafiles
+from lakeupsert.rows.arrays import Rows
+from lakeupsert.rows.checksums import ChecksumSink
+from lakeupsert.rows.statistics import StatisticsColumn, statistics_of
+from lakeupsert.storage import ObjectStore
+from lakeupsert.table.manifest import DataFile, PieceEnd
+from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.types import leaves
+
+ROW_GROUP_ROWS = 1 << 17
+"""Maximum rows of a row group, so that a column of numbers is one page. Larger: a merge that looks up few keys reads more of the
+base. Smaller: reading a narrow table takes more requests."""
+FILE_BYTES = 512 << 20
+"""Compressed bytes after which a base file is closed and the next one is started."""
+PAGE_BYTES = 1 << 20
+"""Uncompressed bytes of a page (pyarrow's default). A smaller table has one page per column."""
+BUFFER_BYTES = 64 << 10
+"""Bytes to collect before they pass through Python. Arrow writes the header and the body of each page separately."""
+SAMPLED_ROWS = 250
+MOST_DISTINCT = 0.8
+FOOTER = "lakeupsert."
+
+
+@dataclass(frozen=True)
+class Footer:
+    """The keys in the footer of every file that we write. If the metadata is lost, they say where a file belongs."""
+
+    table: str
+    kind: str
+    batch: str
+    spec_version: int
+    partition: str | None = None
+    bucket: int = 0
+    bits: int = 0
+    renames: int = 0
+
+    def metadata(self, name: str) -> dict[str, str]:
+        values = {
+            "table": self.table,
+            "file": name,
+            "kind": self.kind,
+            "batch": self.batch,
+            "bucket": str(self.bucket),
+            "bits": str(self.bits),
+            "spec": str(self.spec_version),
+            "renames": str(self.renames) if self.renames else None,
+            "partition": self.partition,
+        }
+        return {FOOTER + k: v for k, v in values.items() if v is not None}
+
+
+class Pack:
+    """An object that holds many small files, each a complete Parquet file. (Every object costs a put, on a disk a sync.)
+
+    A `DataFileWriter` writes to it as to a store. The object appears in its own store when the block ends.
+    """
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        self.name = name
+        self.bytes = 0
+        self._object = store.write(name)
+
+    def __enter__(self) -> "Pack":
+        self._sink = self._object.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._object.__exit__(kind, error, trace)
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[pa.NativeFile]:
+        buffer = pa.BufferOutputStream()
+        yield buffer
+        file = buffer.getvalue()
+        self._sink.write(file)
+        self.bytes += file.size
+
+
+@dataclass(frozen=True)
+class _OpenFile:
+    """A file that is being written: the object in the store (``stack`` closes it), its checksums, a buffer, Arrow's writer, and
+    where that puts the footer in the end."""
+
+    name: str
+    stack: ExitStack
+    sink: pa.NativeFile
+    checksums: ChecksumSink
+    writer: pq.ParquetWriter
+    footers: list[pq.FileMetaData]
+
+
+class DataFileWriter:
+    """Writes rows, given in key order, to files of about ``FILE_BYTES`` each. ``files`` is complete when the block ends.
+
+    A file appears in the store when it is closed. If the block ends with an error, the open file never appears.
+
+    Args:
+        schema: the columns that are taken from the rows.
+        names: what they are called in the file, where it differs (`TableSpec.names_written`).
+        statistics: the columns that `DataFile.statistics` is to have.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore | Pack,
+        new_name: Callable[[], str],
+        schema: pa.Schema,
+        footer: Footer,
+        sorted_by: tuple[str, ...],
+        names: Mapping[str, str] = MappingProxyType({}),
+        statistics: Sequence[StatisticsColumn] = (),
+    ) -> None:
+        self.files: list[DataFile] = []
+        self._statistics = statistics
+        self._store = store
+        self._new_name = new_name
+        self.schema = schema
+        self._written = pa.schema([field.with_name(names.get(field.name, field.name)) for field in schema])
+        self._footer = footer
+        # Parquet numbers sorting columns by leaf. With nested columns, a column's index is not its leaf's number.
+        flat = not any(pa.types.is_nested(type_) for type_ in schema.types)
+        self._sorting = [pq.SortingColumn(schema.get_field_index(n)) for n in sorted_by] if flat else []
+        self._held: list[Rows] = []
+        self._held_bytes = 0
+        self._open: _OpenFile | None = None
+        self._rows = 0
+
+    def __enter__(self) -> "DataFileWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._flush()
+                self._close()
+        except BaseException:
+            kind, error, trace = sys.exc_info()
+            raise
+        finally:
+            if self._open is not None:
+                self._open.stack.__exit__(kind, error, trace)  # the store drops an unfinished object
+
+    def write(self, rows: Rows) -> None:
+        """Add rows. Columns that the file does not have are ignored. Rows are written when a row group is full."""
+        if rows.num_rows == 0:
+            return
+        columns = [rows.column(name) for name in self.schema.names]
+        rows = pa.Table.from_arrays(columns, schema=self._written)
+        self._held.append(rows)
+        self._held_bytes += rows.nbytes
+        if self._held_bytes >= datafiles.ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        table = pa.concat_tables(self._held)
+        self._held, self._held_bytes = [], 0
+        here = self._open or self._begin(table)
+        groups = max(1, ceil(table.num_rows / ROW_GROUP_ROWS), ceil(table.nbytes / datafiles.ROW_GROUP_BYTES))
+        here.writer.write_table(table, row_group_size=ceil(table.num_rows / groups))
+        self._rows += table.num_rows
+        if here.sink.tell() >= FILE_BYTES:
+            self._close()
+
+    def _begin(self, first: Rows) -> _OpenFile:
+        name = self._new_name()
+        stack = ExitStack()
+        checksums = ChecksumSink(stack.enter_context(self._store.write(name)))
+        sink = pa.BufferedOutputStream(pa.PythonFile(checksums, "w"), BUFFER_BYTES)
+        schema = self._written.with_metadata(self._footer.metadata(name))
+        footers: list[pq.FileMetaData] = []
+        writer = stack.enter_context(
+            pq.ParquetWriter(
+                sink,
+                schema,
+                compression="zstd",
+                use_dictionary=_dictionary_columns(first),
+                # A maximum ignores NaN, so readers that rely on it would skip row groups with matching rows.
+                write_statistics=[f.name for f in schema if not pa.types.is_floating(f.type)],
+                write_page_index=first.nbytes > PAGE_BYTES,  # with one page it would repeat the column's statistics
+                sorting_columns=self._sorting or None,
+                write_page_checksum=True,
+                metadata_collector=footers,
+            )
+        )
+        self._open = _OpenFile(name, stack, sink, checksums, writer, footers)
+        return self._open
+
+    def _close(self) -> None:
+        if self._open is None:
+            return
+        here, self._open = self._open, None
+        with here.stack:
+            here.sink.flush()
+            here.writer.add_key_value_metadata(here.checksums.keys())
+            here.writer.close()
+            here.sink.flush()
+            here.checksums.finish()
+        footer = self._footer
+        size = here.checksums.bytes
+        file = DataFile(name=here.name, rows=self._rows, bytes=size, bucket=footer.bucket, bits=footer.bits)
+        found = statistics_of(here.footers[0], self._statistics) if self._statistics else ()
+        self.files.append(msgspec.structs.replace(file, renames=footer.renames, statistics=found))
+        self._rows = 0
+
+
+def write_to_pack(pack: Pack, rows: Rows, schema: pa.Schema, footer: Footer, spec: TableSpec) -> list[DataFile]:
+    """Write ``rows``, in key order, to one file in the pack, or to several if there are many rows."""
+    at = pack.bytes
+    with DataFileWriter(pack, lambda: pack.name, schema, footer, spec.stored_key, spec.names_written) as out:
+        out.write(rows)
+    begins = accumulate((file.bytes for file in out.files), initial=at)
+    return [msgspec.structs.replace(file, at=begin) for file, begin in zip(out.files, begins, strict=False)]
+
+
+def write_in_pieces(
+    pack: Pack, pieces: Iterable[Rows], bits: int, schema: pa.Schema, footer: Footer, spec: TableSpec
+) -> DataFile:
+    """Write 2^``bits`` tables to one file in the pack: the parts of the footer's bucket, in their order."""
+    at, count = pack.bytes, 0
+    ends: list[PieceEnd] = []
+    for number, rows in enumerate(pieces, footer.bucket << bits):
+        of_piece = replace(footer, bucket=number, bits=footer.bits + bits)
+        files = write_to_pack(pack, rows, schema, of_piece, spec)
+        if len(files) > 1:
+            raise ValueError(f"{rows.num_rows} rows do not fit into one piece")
+        count += sum(file.rows for file in files)
+        ends.append(PieceEnd(count, pack.bytes - at))
+    return DataFile(
+        name=pack.name,
+        rows=count,
+        bytes=pack.bytes - at,
+        at=at,
+        bucket=footer.bucket,
+        bits=footer.bits,
+        renames=footer.renames,
+        pieces=tuple(ends) if bits else (),
+    )
+
+
+def _dictionary_columns(first: Rows) -> list[str] | bool:
+    """Columns whose first rows contain repeated values. For other columns a dictionary costs time and bytes (ADR 0006).
+
+    Columns of nested and extension types always get a dictionary, because their values can't be counted.
+    """
+    if first.num_rows < datafiles.FEW_ROWS:
+        return False
+    sample = first.slice(0, SAMPLED_ROWS)
+    names: list[str] = []
+    for field in sample.schema:
+        if pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
+            names += leaves(field.name, field.type)
+        elif pc.count_distinct(sample[field.name]).as_py() <= MOST_DISTINCT * sample.num_rows:
+            names.append(field.name)
+    return names
