@@ -7,7 +7,7 @@ import pickle
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.config import Reading
+from lakeupsert.config.types import Format
 from lakeupsert.landing import accept
 from lakeupsert.landing import content as landing_content
 from lakeupsert.landing.accept import RowRules, read_rows
@@ -23,7 +24,7 @@ from lakeupsert.landing.files import Survey, survey
 from lakeupsert.landing.formats import blocks, records
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput, UnplannedColumnError, UnreadableFileError
 from lakeupsert.landing.formats.inference import unify, without_nulls
-from lakeupsert.landing.formats.registry import UNKNOWN, format_of
+from lakeupsert.landing.formats.registry import FORMATS, UNKNOWN, format_of
 from lakeupsert.rows.leaves import decode
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.creation import create
@@ -1051,6 +1052,10 @@ def test_content_is_hashed_while_rows_are_read(landing: Landing, monkeypatch: py
 )
 def test_format_is_told_by_the_ending_unless_configured(path: str, configured: str, expected: str) -> None:
     assert format_of(path, configured).name == expected
+
+
+def test_every_value_of_the_setting_has_a_format() -> None:
+    assert {"auto", *FORMATS} == {*get_args(Format)}
 
 
 def test_file_of_no_known_format_is_unreadable(landing: Landing) -> None:
