@@ -18,6 +18,7 @@ from pathlib import Path
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.phrases import install_extra
+from lakeupsert.retries import PROGRAM_SECONDS
 
 OLDEST_SPARK = (3, 5)
 _JAVAS = (((4, 2), 17, 25), ((4, 0), 17, 21), (OLDEST_SPARK, 8, 17))
@@ -137,7 +138,9 @@ def unfit_workers() -> str | None:
         return None
     program = "import sys, lakeupsert, pyarrow; print(*sys.version_info[:2], sep='.')"
     try:
-        answer = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        answer = subprocess.run(
+            [python, "-c", program], capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False
+        )
     except (OSError, subprocess.SubprocessError) as e:
         return f"{python} does not run: {e}"
     if answer.returncode:
@@ -165,7 +168,9 @@ def _candidates() -> Iterator[tuple[Path, Path | None]]:
 def _version(java: Path) -> int | None:
     """The major version; None if it does not run (macOS has a /usr/bin/java that only says where to get one)."""
     try:
-        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=True
+        ).stderr
     except (OSError, subprocess.SubprocessError):
         return None
     version = re.search(r'version "(?:1\.)?(\d+)', answer)

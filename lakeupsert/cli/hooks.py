@@ -1,6 +1,6 @@
 """`on_success` and `on_failure`: what `lakeupsert run` calls at its end, with its JSON object.
 
-A hook has `SECONDS` to end. One that fails, or takes longer, is a warning: it changes neither the table nor the exit code.
+A hook has `HOOK_SECONDS` to end. One that fails, or takes longer, is a warning: it changes neither the table nor the exit code.
 """
 
 import base64
@@ -21,10 +21,8 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from lakeupsert import __version__
 from lakeupsert.config import Hook
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.retries import HOOK_SECONDS
 from lakeupsert.variables import expand, references
-
-SECONDS = 30.0
-"""How long a hook may take. More: a hook that hangs keeps a night open for longer. Fewer: slow services miss nights."""
 
 
 class HookError(Exception):
@@ -79,13 +77,13 @@ def _run(arguments: Sequence[str], document: bytes, folder: Path | None) -> None
         except (OSError, ValueError) as e:  # ValueError: a character that no argument may have
             raise HookError(f"{program} can't be started: {getattr(e, 'strerror', e)}") from e
         try:
-            code = process.wait(SECONDS)
+            code = process.wait(HOOK_SECONDS)
         except BaseException as e:  # a signal ends the hook, too
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if isinstance(e, subprocess.TimeoutExpired):
-                raise HookError(f"{program} did not end within {SECONDS:.0f} seconds and was killed") from e
+                raise HookError(f"{program} did not end within {HOOK_SECONDS:.0f} seconds and was killed") from e
             raise HookError(f"{program} was killed, because this command was stopped") from e
         if code:
             raise HookError(f"{program} ended with exit code {code}{_last_line(said)}")
@@ -129,11 +127,11 @@ def _post(address: str, document: bytes) -> None:
     thread = threading.Thread(target=post, daemon=True)
     thread.start()
     try:
-        thread.join(SECONDS)
+        thread.join(HOOK_SECONDS)
     except BaseException as e:
         raise HookError(f"this command was stopped before {parts.hostname} answered") from e
     if thread.is_alive():
-        raise HookError(f"{parts.hostname} did not answer within {SECONDS:.0f} seconds")
+        raise HookError(f"{parts.hostname} did not answer within {HOOK_SECONDS:.0f} seconds")
     if failures:
         raise failures[0]
 
@@ -146,5 +144,5 @@ def _send(address: str, document: bytes) -> None:
         headers["Authorization"] = f"Basic {base64.b64encode(unquote_to_bytes(user)).decode()}"
     address = parts._replace(netloc=server).geturl()
     request = urllib.request.Request(address, data=document, headers=headers, method="POST")
-    with urllib.request.build_opener(_NoRedirect).open(request, timeout=SECONDS):
+    with urllib.request.build_opener(_NoRedirect).open(request, timeout=HOOK_SECONDS):
         pass

@@ -5,12 +5,14 @@ contains these. ``groups`` is any value except the default, and ``[tables.NAME.h
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
 from lakeupsert.config.messages import Refusal
+from lakeupsert.config.publishers import PUBLISHERS
 from lakeupsert.config.types import DeleteSettings, ReadSettings, TableSettings
 
 
@@ -27,17 +29,22 @@ class Rule:
 _OF_TEXT = ("read.delimiter", "read.header", "read.columns", "read.null", "read.decimal_separator")
 _NOT_BY_KEY = ('ties = "content"', "tombstone_retention", 'on_failed_partition = "skip"', "groups")
 _JSON_ENVELOPES = 'read.envelope = "dms" or "wal2json" or "singer" or "airbyte"'
+
+
+def _rules_of_publishers() -> Iterator[Rule]:
+    for name, kind in PUBLISHERS.items():
+        named, section = f'publishers = ["{name}"]', f"[tables.NAME.{name}]"
+        yield Rule(named, "is needed by", (section,) if kind.section else kind.settings)
+        if kind.section:
+            yield Rule(section, "is needed by", (named,))
+        if kind.plain_files:
+            why = f", because {name.capitalize()} reads no deletion vectors"
+            yield Rule(section, "excludes", ('strategy = "delta"',), why)
+
+
 RULES = (
     Rule("[tables.NAME.large]", "excludes", ('engine = "spark"',), ", because Arrow merges the small partitions"),
-    Rule('publishers = ["delta"]', "is needed by", ('delta_vectors = "inline"', 'delta_timestamps = "utc"')),
-    Rule('publishers = ["iceberg"]', "is needed by", ("[tables.NAME.iceberg]",)),
-    Rule("[tables.NAME.iceberg]", "is needed by", ('publishers = ["iceberg"]',)),
-    Rule('publishers = ["hive"]', "is needed by", ("[tables.NAME.hive]",)),
-    Rule("[tables.NAME.hive]", "is needed by", ('publishers = ["hive"]',)),
-    Rule("[tables.NAME.hive]", "excludes", ('strategy = "delta"',), ", because Hive reads no deletion vectors"),
-    Rule('publishers = ["glue"]', "is needed by", ("[tables.NAME.glue]",)),
-    Rule("[tables.NAME.glue]", "is needed by", ('publishers = ["glue"]',)),
-    Rule("[tables.NAME.glue]", "excludes", ('strategy = "delta"',), ", because Glue reads no deletion vectors"),
+    *_rules_of_publishers(),
     Rule('key_scope = "table"', "excludes", _NOT_BY_KEY),
     Rule('key_scope = "table"', "is needed by", ('unknown_deletes = "quarantine"',)),
     Rule("[tables.NAME.delete]", "is needed by", ('unknown_deletes = "quarantine"',)),

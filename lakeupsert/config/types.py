@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from lakeupsert.config.publishers import PUBLISHERS, PublisherName
+
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 VectorPlace = Literal["file", "inline"]
 DeltaTimestamps = Literal["naive", "utc"]
 FormatVersion = Literal[2, 3]
-PublisherName = Literal["delta", "iceberg", "hive", "glue"]
 Hook = str | Names
 """The address of a webhook, or a command with its arguments."""
 Format = Literal["auto", "parquet", "csv", "delimited", "jsonl", "avro", "orc"]
@@ -313,7 +314,7 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
 
         Otherwise files that are written later have the new name, which is what readers of folders expect.
         """
-        return not {"delta", "hive", "glue"}.isdisjoint(self.publishers)
+        return any(PUBLISHERS[name].by_name for name in self.publishers)
 
     def within_limit(self, refused: int, rows: int, *, is_first: bool) -> bool:
         """Whether a batch (``is_first``: the table's first one) may have ``refused`` of its ``rows`` refused (ADR 0024)."""

@@ -20,6 +20,7 @@ from lakeupsert.engine.spark_tasks import UNFIT, TaskMemory, passed_error
 from lakeupsert.engine.spark_versions import cancel_jobs, connect_session, retry_lost_calls, thread_of
 from lakeupsert.errors import ConfigurationError, ExecutorError, LakeupsertError, TryAgainError
 from lakeupsert.phrases import install_extra
+from lakeupsert.retries import SPARK_LOST_RETRIES, TICK_SECONDS
 
 SPARK_ERRORS = (
     "Py4JError",
@@ -31,9 +32,6 @@ SPARK_ERRORS = (
     "RetriesExceeded",
 )
 """Names, not classes: a Spark Connect client has no py4j, and a client with py4j has no gRPC."""
-LOST_RETRIES = 15
-"""How often, once a second, a call to a Spark Connect server that does not answer is repeated. More: a night survives a longer
-break of the network. Fewer: a command whose server is gone ends sooner. It makes two such calls; one restores a setting."""
 
 
 _UNFIT = re.compile(
@@ -84,7 +82,7 @@ def _connect() -> SparkSession:
         raise ConfigurationError(
             "extra-missing", f"Spark Connect needs more packages: {e}", next=install_extra("connect")
         ) from e
-    retry_lost_calls(spark, LOST_RETRIES)  # before the first call
+    retry_lost_calls(spark, SPARK_LOST_RETRIES)  # before the first call
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     return spark
 
@@ -206,7 +204,7 @@ def collect(frame: DataFrame) -> list[Row]:
     except BaseException:
         while not rows.done():  # again: the job may not have begun
             cancel_jobs(frame.sparkSession, tag)
-            wait([rows], timeout=1)
+            wait([rows], timeout=TICK_SECONDS)
         raise
 
 

@@ -17,14 +17,11 @@ from pyspark import TaskContext, cloudpickle
 import lakeupsert
 from lakeupsert.engine.attempts import Found, Item
 from lakeupsert.errors import ConfigurationError, ExecutorError, LakeupsertError, TaskDiedError
+from lakeupsert.retries import SPARK_TRIES
 
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What `mapInArrow` runs."""
 OLDEST_PYARROW = 21
-TRIES = 2
-"""Spark starts a task again whose process or executor died, and fails the job at the fourth time. After so many tries a task
-gives its items up instead, so the other tasks of the job are not lost. More: a partition that needs too much memory takes
-longer to fail. Fewer: a lost machine fails its tasks. Greater than 3: Spark fails the job."""
 OF_THE_MACHINE = ("bad-credentials", "extra-missing", "s3-settings")
 """Codes of errors that are no fault of an item: where they come up, every item of that machine fails."""
 UNFIT = "unfit for lakeupsert: "
@@ -80,7 +77,7 @@ def passed_error(text: str) -> LakeupsertError | None:
 
 
 def attempt_in_task(function: Callable[[Item], Found], item: Item, memory: TaskMemory) -> Found | Exception:
-    """As `attempt`, and a TaskDiedError if memory is too small or the last `TRIES` of the task ended without an answer."""
+    """As `attempt`, and a TaskDiedError if memory is too small or the last `SPARK_TRIES` of the task ended without an answer."""
     try:
         require_a_try(memory)
         return function(item)
@@ -89,13 +86,13 @@ def attempt_in_task(function: Callable[[Item], Found], item: Item, memory: TaskM
 
 
 def require_a_try(memory: TaskMemory) -> None:
-    """Raises TaskDiedError if `TRIES` of this task ended without an answer: probably their processes were killed.
+    """Raises TaskDiedError if `SPARK_TRIES` of this task ended without an answer: probably their processes were killed.
 
     Spark does not tell why they ended. Lost executors and speculative copies count too, so the item may still be good.
     """
     context = TaskContext.get()
-    if context is not None and context.attemptNumber() >= TRIES:
-        raise memory.died(f"{TRIES} tries before this one gave no answer")
+    if context is not None and context.attemptNumber() >= SPARK_TRIES:
+        raise memory.died(f"{SPARK_TRIES} tries before this one gave no answer")
 
 
 def explain_death(error: Exception, memory: TaskMemory) -> Exception:

@@ -31,8 +31,8 @@ from lakeupsert.pipeline.append.event_order import misplaced_events
 from lakeupsert.pipeline.append.landing_dates import fitting, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import standings
-from lakeupsert.pipeline.workers.worker import LEASE_SECONDS
 from lakeupsert.queue import SqliteQueue, SqsQueue
+from lakeupsert.retries import LEASE_SECONDS
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.storage.races import WRITERS, race
 from lakeupsert.table.chain import Link

@@ -38,6 +38,7 @@ from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
 from lakeupsert.progress import Countdown
 from lakeupsert.queue import Message
+from lakeupsert.retries import IDLE_SECONDS, OTHERS_SECONDS
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.floor import read_refused_keys
 from lakeupsert.table.chain import FORMAT, Link
@@ -48,8 +49,6 @@ from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import PartitionRewrite, RewriteOrder, Source, write_order
 
 AT_ONCE = 16
-OTHERS_SECONDS = 10.0
-"""How often a call that only waits for other workers looks at the partitions that are left: two requests for each."""
 _WITHOUT_LANDING = (
     "without landing files: if the stored files are complete, `--source stored` is enough; if they are damaged or gone, restore "
     "them from a backup, or the whole table to a snapshot from before the partition last changed (`lakeupsert history`): "
@@ -214,7 +213,7 @@ def reprocess_and_publish(table: OpenTable, options: ReprocessOptions) -> Reproc
         results += drain_queues(table, drain_options)
         left = plan.left(table)
         stats = table.queue_stats()
-        if not left or not stats.visible + stats.leased or stop.wait(1.0):
+        if not left or not stats.visible + stats.leased or stop.wait(IDLE_SECONDS):
             break
     progress("publishing")
     published = publish(table, also=plan.heads)

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from lakeupsert import clock, tracing
-from lakeupsert.config import Reading, TableSettings, is_remote, of_table
+from lakeupsert.config import PUBLISHERS, Reading, TableSettings, is_remote, of_table
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, Standing
 from lakeupsert.events import Event, Sink
 from lakeupsert.landing.table_logs import TableLog, likely_log_above, log_in
@@ -106,10 +106,10 @@ class OpenTable:
         folder's name has a character that URLs escape, since Polars finds no deletion vector of a file there. Readers of Hive's
         and Glue's tables know no deletion vectors.
         """
-        by_catalog = not {"hive", "glue"}.isdisjoint(self.settings.publishers)
         by_folder = not self.settings.retention and self.settings.strategy == "auto"
-        by_polars = "delta" in self.settings.publishers and hides_vectors(partition)
-        return "rewrite" if by_folder or by_polars or by_catalog else self.settings.strategy
+        kinds = [PUBLISHERS[name] for name in self.settings.publishers]
+        by_reader = any(kind.plain_files or (kind.plain_folders and hides_vectors(partition)) for kind in kinds)
+        return "rewrite" if by_folder or by_reader else self.settings.strategy
 
     @cached_property
     def store(self) -> ObjectStore:

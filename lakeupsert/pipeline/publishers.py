@@ -9,9 +9,11 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
 from typing import TypeVar
 
+from lakeupsert.config import PUBLISHERS
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
 from lakeupsert.phrases import install_extra
 from lakeupsert.pipeline.opened import OpenTable
@@ -62,71 +64,15 @@ def publisher(table: OpenTable, name: str) -> Publisher:
             f"Table {table.name!r} has {', '.join(table.settings.publishers) or 'none'} in `publishers`, and not {name!r}.",
             next=f"add {name!r} to `publishers` in [tables.{table.name}], with the section that its page names",
         )
-    return _PUBLISHERS[name](table)
-
-
-# A worker of a table without publishers starts without their modules.
-
-
-def _delta(table: OpenTable) -> Publisher:
-    from lakeupsert.publishers.delta import DeltaPublisher
-
-    settings = table.settings
-    return DeltaPublisher(
-        table.objects,
-        settings.retention,
-        settings.delta_vectors,
-        "timestamp" if settings.delta_timestamps == "utc" else "timestamp_ntz",
-        table.version,
-        table.map_concurrently,
-    )
-
-
-def _iceberg(table: OpenTable) -> Publisher:
-    assert table.settings.iceberg is not None, "the configuration asks for the section"
-    try:
-        from lakeupsert.publishers.iceberg import IcebergPublisher
+    try:  # only here: a worker of a table without publishers starts without their modules
+        made: Publisher = import_module(f"lakeupsert.publishers.{name}").open_publisher(table)
     except ImportError as e:
-        raise _extra_missing("iceberg", "iceberg", e) from e
-    return IcebergPublisher(table.objects, table.settings.iceberg, table.version, table.map_concurrently)
-
-
-def _hive(table: OpenTable) -> Publisher:
-    assert table.settings.hive is not None, "the configuration asks for the section"
-    try:
-        from lakeupsert.publishers.hive import HiveCatalog
-    except ImportError as e:
-        raise _extra_missing("hive", "hive", e) from e
-    from lakeupsert.publishers.symlink import SymlinkPublisher
-
-    return SymlinkPublisher(table.objects, HiveCatalog(table.settings.hive), table.version, table.map_concurrently)
-
-
-def _glue(table: OpenTable) -> Publisher:
-    assert table.settings.glue is not None, "the configuration asks for the section"
-    try:
-        from lakeupsert.publishers.glue import GlueCatalog
-    except ImportError as e:
-        raise _extra_missing("glue", "aws", e) from e
-    from lakeupsert.publishers.symlink import SymlinkPublisher
-
-    return SymlinkPublisher(table.objects, GlueCatalog(table.settings.glue), table.version, table.map_concurrently)
-
-
-_PUBLISHERS: dict[str, Callable[[OpenTable], Publisher]] = {
-    "delta": _delta,
-    "iceberg": _iceberg,
-    "hive": _hive,
-    "glue": _glue,
-}
-
-
-def _extra_missing(name: str, extra: str, e: ImportError) -> ConfigurationError:
-    return ConfigurationError(
-        "extra-missing",
-        f"The publisher {name!r} needs {e.name or e}, which is not installed. Nothing was done.",
-        next=install_extra(extra),
-    )
+        raise ConfigurationError(
+            "extra-missing",
+            f"The publisher {name!r} needs {e.name or e}, which is not installed. Nothing was done.",
+            next=install_extra(PUBLISHERS[name].extra),
+        ) from e
+    return made
 
 
 def catch_up(table: OpenTable) -> dict[str, PublisherStanding]:

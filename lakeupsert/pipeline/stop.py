@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lakeupsert.retries import GRACE_SECONDS
+
 if TYPE_CHECKING:  # the command line needs `Stop` before it needs Arrow
     from lakeupsert.pipeline.merge.dedupe import PartitionResult
-
-GRACE_SECONDS = 25.0
-"""By default, Kubernetes and ECS kill a container 30 s after SIGTERM. Messages that are returned before then are free at once."""
 
 
 class Stop(threading.Event):

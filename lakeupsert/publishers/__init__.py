@@ -2,12 +2,19 @@
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeVar
 from urllib.parse import quote
 
+from lakeupsert.config import TableSettings
+from lakeupsert.retries import CHAIN_ATTEMPTS
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
-from lakeupsert.table.chain import ATTEMPTS, Link
+from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.spec import TableSpec
 
 UNFINISHED = -1
 """Instead of a snapshot: readers see a part of one, because the first publish broke off or is under way."""
@@ -46,10 +53,42 @@ class Publisher(Protocol):
         """Put right what a role that may not delete had to leave."""
 
 
-class Concurrently(Protocol):
-    """`pipeline.opened.OpenTable.map_concurrently`."""
+class PublishedTable(Protocol):
+    """`pipeline.opened.OpenTable`, as publishers need it."""
 
-    def __call__(self, call: Callable[[Item], Found], items: Collection[Item], /) -> list[Found]: ...
+    settings: TableSettings
+
+    @property
+    def objects(self) -> TableObjects: ...
+
+    def version(self, partition: str, number: int) -> Manifest: ...
+
+    def map_concurrently(self, call: Callable[[Item], Found], items: Collection[Item]) -> list[Found]: ...
+
+
+@dataclass(frozen=True)
+class TablePublisher:
+    """A publisher of one table."""
+
+    table: PublishedTable
+
+    @property
+    def objects(self) -> TableObjects:
+        return self.table.objects
+
+    @cached_property
+    def newest_spec(self) -> TableSpec:
+        spec = self.objects.specs.head()
+        assert spec is not None, "a table that has a snapshot has a spec"
+        return spec.body
+
+    def spec_of(self, shown: Snapshot) -> TableSpec:
+        spec = self.objects.specs.get(shown.spec_version)
+        assert spec is not None, "a snapshot is published after its spec"
+        return spec.body
+
+    def mend(self) -> None:
+        """See `Publisher`. Most leave nothing to others."""
 
 
 def url_path(name: str) -> str:
@@ -63,13 +102,24 @@ def hides_vectors(name: str) -> bool:
     return url_path(name) != name
 
 
-def create_once(store: ObjectStore, name: str, data: bytes) -> bool | None:
-    """Whether this call surely created the object; False: it exists, maybe since this call. None: the store gives no answer."""
-    for _ in range(ATTEMPTS):
+def create_once(store: ObjectStore, name: str, data: bytes, publisher: str, seen: str) -> bool:
+    """Whether this call surely created the object; False: it exists, maybe since this call.
+
+    Raises StoreUnavailableError if the store gives no answer; ``seen`` says what the publisher's readers then see.
+    """
+    for _ in range(CHAIN_ATTEMPTS):
         try:
             return store.create(name, data)
         except UnknownOutcomeError:
             with suppress(NotFoundError, StoreUnavailableError):
                 if store.get(name) == data:
                     return False
-    return None
+    raise no_answer(store, name, publisher, seen)
+
+
+def no_answer(store: ObjectStore, name: str, publisher: str, seen: str) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        "store-unreachable",
+        f"{store.uri(name)}: {CHAIN_ATTEMPTS} attempts to create it got no answer. {seen}",
+        next=f"run `lakeupsert publish --to {publisher}`",
+    )

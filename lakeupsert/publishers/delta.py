@@ -14,16 +14,15 @@ import base64
 import hashlib
 import itertools
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from urllib.parse import unquote
 
-from lakeupsert.config import VectorPlace
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.publishers import VECTOR_OBJECT_BYTES, Concurrently, hides_vectors, url_path
+from lakeupsert.publishers import VECTOR_OBJECT_BYTES, PublishedTable, TablePublisher, hides_vectors, url_path
 from lakeupsert.publishers.delta_log import (
     LOG,
     Action,
@@ -46,7 +45,7 @@ from lakeupsert.publishers.delta_types import DeltaSchema, NaiveTime, has_naive_
 from lakeupsert.rows.vectors import frame, vector_bytes
 from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import TableObjects, value_texts
+from lakeupsert.table.layout import value_texts
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
@@ -81,24 +80,12 @@ class _Diff:
     has_new_rows: bool
 
 
-@dataclass(frozen=True)
-class DeltaPublisher:
-    """Keeps the Delta log of one table.
+class DeltaPublisher(TablePublisher):
+    """Keeps the Delta log of one table."""
 
-    Attributes:
-        retention: how long superseded files stay.
-        vectors: the setting `delta_vectors`.
-        naive_time: as the setting `delta_timestamps` says.
-        version: `pipeline.opened.OpenTable.version`.
-        map_concurrently: for requests to the store.
-    """
-
-    objects: TableObjects
-    retention: timedelta
-    vectors: VectorPlace
-    naive_time: NaiveTime
-    version: Callable[[str, int], Manifest]
-    map_concurrently: Concurrently
+    @property
+    def naive_time(self) -> NaiveTime:
+        return "timestamp" if self.table.settings.delta_timestamps == "utc" else _NAIVE_TYPE
 
     def shown(self) -> int | None:
         """The snapshot that readers of Delta see; None if there is no log."""
@@ -113,7 +100,7 @@ class DeltaPublisher:
 
     def check(self, newest: Link[Snapshot]) -> None:
         """See `Publisher`."""
-        spec = self._spec(newest)
+        spec = self.spec_of(newest.body)
         DeltaSchema(self.naive_time, bool(spec.names_written)).text(spec)
         self._diffs(spec, newest, None, None)
 
@@ -162,7 +149,7 @@ class DeltaPublisher:
         if state and before and state.write_id != before.write_id:
             before = None  # the log shows a snapshot that was lost, so all partitions are compared
         if state is not None:
-            self._refuse_other_times(state, self._spec(before or newest))
+            self._refuse_other_times(state, self.spec_of((before or newest).body))
         try:
             for number in range(state.version + 1, newest.number) if state else ():
                 link = self.objects.snapshots.get(number) if newest.body.keeps(number) else None
@@ -196,7 +183,7 @@ class DeltaPublisher:
                 f"Polars shows superseded rows of {unseen} files, because it finds no deletion vectors in folders with such "
                 f"names. {mend}; later merges rewrite these partitions."
             )
-        if self.vectors == "file" and count > MOST_VECTORS:
+        if self.table.settings.delta_vectors == "file" and count > MOST_VECTORS:
             return (
                 f"{count} files have deletion vectors. delta-rs and Polars may hang if a scan reads more than 512. {mend}; "
                 '`delta_vectors = "inline"` and `publish --to delta --reset` help too, but Trino refuses those.'
@@ -204,13 +191,11 @@ class DeltaPublisher:
         return None
 
     def _log(self) -> DeltaLog:
-        spec = self.objects.specs.head()
-        assert spec is not None, "a table that has a snapshot has a spec"
-        return DeltaLog(self.objects.store, spec.body.table_id)
+        return DeltaLog(self.objects.store, self.newest_spec.table_id)
 
     def _append(self, log: DeltaLog, link: Link[Snapshot], before: Link[Snapshot] | None, state: State | None) -> State:
         """Write the version of a snapshot. Without a ``state`` it begins the log."""
-        spec = self._spec(link)
+        spec = self.spec_of(link.body)
         moment = int(datetime.fromisoformat(link.written_at).timestamp() * 1000)
         if state is not None:
             moment = max(moment, state.timestamp + 1)
@@ -230,11 +215,6 @@ class DeltaPublisher:
             log.checkpoint(state)
         return state
 
-    def _spec(self, link: Link[Snapshot]) -> TableSpec:
-        spec = self.objects.specs.get(link.body.spec_version)
-        assert spec is not None, "a snapshot is published after its spec"
-        return spec.body
-
     def _diffs(
         self, spec: TableSpec, link: Link[Snapshot], before: Snapshot | None, state: State | None
     ) -> list[_Diff]:
@@ -249,17 +229,17 @@ class DeltaPublisher:
 
         def diff(partition: str) -> _Diff:
             values: dict[str, str | None] = {**value_texts(spec, partition)}
-            manifest = self.version(partition, shown[partition].version)
+            manifest = self.table.version(partition, shown[partition].version)
             has_new_rows = partition not in old or old[partition].merged != shown[partition].merged
             return _diff(spec, manifest, values, known.get(frozenset(values.items()), {}), has_new_rows=has_new_rows)
 
-        return self.map_concurrently(diff, changed)
+        return self.table.map_concurrently(diff, changed)
 
     def _write_vectors(self, log: DeltaLog, spec: TableSpec, files: Iterable[DataFile]) -> dict[str, Vector]:
         """Write the vectors of these files. Returns them by the files' names."""
         marked = [(file, file.deleted) for file in files if file.deleted is not None]
-        data = self.map_concurrently(lambda pair: vector_bytes(self.objects.store, *pair), marked)
-        if self.vectors == "inline":
+        data = self.table.map_concurrently(lambda pair: vector_bytes(self.objects.store, *pair), marked)
+        if self.table.settings.delta_vectors == "inline":
             return {
                 file.name: Vector("i", _z85(bitmap), len(bitmap), vector.rows)
                 for (file, vector), bitmap in zip(marked, data, strict=True)
@@ -323,7 +303,8 @@ class DeltaPublisher:
     def _metadata(
         self, spec: TableSpec, before: Metadata | None, number: int, moment: int, features: Collection[str]
     ) -> Metadata:
-        kept = f"interval {int(self.retention.total_seconds())} seconds"
+        kept = f"interval {int(self.table.settings.retention.total_seconds())} seconds"
+        mapping = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": str(spec.last_field_id)}
         enabled = {}
         if before is not None:
             enabled = {name: value for name, value in before.configuration.items() if name.startswith(_ENABLED)}
@@ -338,12 +319,16 @@ class DeltaPublisher:
                 "delta.enableInCommitTimestamps": "true",
                 # Without it Trino finds deletion vectors of commits, and overlooks those of checkpoints.
                 **({"delta.enableDeletionVectors": "true"} if _VECTORS in features else {}),
-                **(_mapping(spec) if _MAPPING in features else {}),
+                **(mapping if _MAPPING in features else {}),
                 **enabled,
                 "delta.deletedFileRetentionDuration": kept,
             },
             created_time=before.created_time if before else moment,
         )
+
+
+def open_publisher(table: PublishedTable) -> DeltaPublisher:
+    return DeltaPublisher(table)
 
 
 def _diff(
@@ -367,7 +352,7 @@ def _diff(
                 "before; readers of lakeupsert are not affected.",
                 next="run `lakeupsert reprocess` over all partitions, which writes all files with one name a column",
             )
-        path = _path(file)
+        path = url_path(file.name)
         if path in known and (known[path].tags or {}) == _tags(file):
             stay.add(path)
         else:
@@ -392,7 +377,7 @@ def _actions(diff: _Diff, vectors: dict[str, Vector], moment: int, stats: DeltaS
     for file in diff.files:
         yield Action(
             add=Add(
-                path=_path(file),
+                path=url_path(file.name),
                 partition_values=diff.values,
                 size=file.bytes,
                 modification_time=moment,
@@ -402,10 +387,6 @@ def _actions(diff: _Diff, vectors: dict[str, Vector], moment: int, stats: DeltaS
                 deletion_vector=vectors.get(file.name),
             )
         )
-
-
-def _mapping(spec: TableSpec) -> dict[str, str]:
-    return {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": str(spec.last_field_id)}
 
 
 def _vector_object(id_: uuid.UUID) -> str:
@@ -419,10 +400,6 @@ def _z85(data: bytes) -> str:
 def _object_of(vector: Vector) -> str:
     digits = vector.path_or_inline_dv.removeprefix(_FOLDER).encode().translate(_FROM_Z85)
     return _vector_object(uuid.UUID(bytes=base64.b85decode(digits)))
-
-
-def _path(file: DataFile) -> str:
-    return url_path(file.name)
 
 
 def _tags(file: DataFile) -> dict[str, str]:

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from lakeupsert.decoding import convert, decoder_of
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.publishers import create_once
-from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError
-from lakeupsert.table.chain import ATTEMPTS, Link
+from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
+from lakeupsert.table.chain import Link
 from lakeupsert.table.metadata import damaged
 from lakeupsert.table.snapshot import Snapshot
 
@@ -288,15 +288,7 @@ class DeltaLog:
 
     def _create(self, name: str, data: bytes) -> bool:
         """Whether this call surely created the object. Otherwise it exists all the same."""
-        created = create_once(self.store, name, data)
-        if created is not None:
-            return created
-        raise StoreUnavailableError(
-            "store-unreachable",
-            f"{self.store.uri(name)}: {ATTEMPTS} attempts to create it got no answer. Readers of Delta see the version "
-            "before, or this one.",
-            next="run `lakeupsert publish --to delta`",
-        )
+        return create_once(self.store, name, data, "delta", "Readers of Delta see the version before, or this one.")
 
     def _foreign(self, version: int, what: str) -> DamagedTableError:
         return DamagedTableError(
@@ -323,67 +315,27 @@ def _without_nulls(value: object) -> object:
     return value
 
 
-_STRINGS = pa.map_(pa.string(), pa.string())
-_VECTOR = pa.struct(
-    [
-        ("storageType", pa.string()),
-        ("pathOrInlineDv", pa.string()),
-        ("offset", pa.int32()),
-        ("sizeInBytes", pa.int32()),
-        ("cardinality", pa.int64()),
-    ]
+def _struct(**fields: pa.DataType) -> pa.StructType:
+    return pa.struct(list(fields.items()))
+
+
+_TEXT, _INT, _LONG, _BOOL = pa.string(), pa.int32(), pa.int64(), pa.bool_()
+_STRINGS, _TEXTS = pa.map_(_TEXT, _TEXT), pa.list_(_TEXT)
+_VECTOR = _struct(storageType=_TEXT, pathOrInlineDv=_TEXT, offset=_INT, sizeInBytes=_INT, cardinality=_LONG)
+_FILE = {"path": _TEXT, "partitionValues": _STRINGS, "size": _LONG, "dataChange": _BOOL}
+_ACTIONS = _struct(
+    protocol=_struct(minReaderVersion=_INT, minWriterVersion=_INT, readerFeatures=_TEXTS, writerFeatures=_TEXTS),
+    metaData=_struct(
+        id=_TEXT,
+        format=_struct(provider=_TEXT, options=_STRINGS),
+        schemaString=_TEXT,
+        partitionColumns=_TEXTS,
+        configuration=_STRINGS,
+        createdTime=_LONG,
+    ),
+    txn=_struct(appId=_TEXT, version=_LONG, lastUpdated=_LONG),
+    add=_struct(**_FILE, modificationTime=_LONG, stats=_TEXT, tags=_STRINGS, deletionVector=_VECTOR),
+    remove=_struct(**_FILE, deletionTimestamp=_LONG, extendedFileMetadata=_BOOL, deletionVector=_VECTOR),
 )
-_FILE = [("path", pa.string()), ("partitionValues", _STRINGS), ("size", pa.int64()), ("dataChange", pa.bool_())]
-_SCHEMA = pa.schema(
-    [
-        (
-            "protocol",
-            pa.struct(
-                [
-                    ("minReaderVersion", pa.int32()),
-                    ("minWriterVersion", pa.int32()),
-                    ("readerFeatures", pa.list_(pa.string())),
-                    ("writerFeatures", pa.list_(pa.string())),
-                ]
-            ),
-        ),
-        (
-            "metaData",
-            pa.struct(
-                [
-                    ("id", pa.string()),
-                    ("format", pa.struct([("provider", pa.string()), ("options", _STRINGS)])),
-                    ("schemaString", pa.string()),
-                    ("partitionColumns", pa.list_(pa.string())),
-                    ("configuration", _STRINGS),
-                    ("createdTime", pa.int64()),
-                ]
-            ),
-        ),
-        ("txn", pa.struct([("appId", pa.string()), ("version", pa.int64()), ("lastUpdated", pa.int64())])),
-        (
-            "add",
-            pa.struct(
-                [
-                    *_FILE,
-                    ("modificationTime", pa.int64()),
-                    ("stats", pa.string()),
-                    ("tags", _STRINGS),
-                    ("deletionVector", _VECTOR),
-                ]
-            ),
-        ),
-        (
-            "remove",
-            pa.struct(
-                [
-                    *_FILE,
-                    ("deletionTimestamp", pa.int64()),
-                    ("extendedFileMetadata", pa.bool_()),
-                    ("deletionVector", _VECTOR),
-                ]
-            ),
-        ),
-    ]
-)
+_SCHEMA = pa.schema(list(_ACTIONS))
 """The schema of a checkpoint."""

@@ -17,10 +17,23 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from lakeupsert.config import GlueSettings
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
+from lakeupsert.publishers import PublishedTable
 from lakeupsert.publishers.hive_types import Column
-from lakeupsert.publishers.symlink import INPUT_FORMAT, OUTPUT_FORMAT, SERDE, SPEC, Entry, Shape, Steps, Values, batches
+from lakeupsert.publishers.symlink import (
+    INPUT_FORMAT,
+    OUTPUT_FORMAT,
+    SERDE,
+    SPEC,
+    Entry,
+    Shape,
+    Steps,
+    SymlinkPublisher,
+    Values,
+    batches,
+)
+from lakeupsert.retries import CATALOG_ANSWER_SECONDS, CATALOG_CONNECT_SECONDS, GLUE_ATTEMPTS
+from lakeupsert.storage.s3_client import Environment, environment
 
-SDK_ATTEMPTS = 5
 DELETED_TOGETHER = 25
 """Partitions that Glue deletes in a request."""
 _INPUT = frozenset(
@@ -37,6 +50,11 @@ _LATER = frozenset(
 
 Json = Any
 """Glue's answers, which boto3 does not type."""
+
+
+def open_publisher(table: PublishedTable) -> SymlinkPublisher:
+    assert table.settings.glue is not None, "the configuration asks for the section"
+    return SymlinkPublisher(table, GlueCatalog(table.settings.glue))
 
 
 @dataclass(frozen=True)
@@ -62,14 +80,13 @@ class GlueCatalog:
             "PartitionKeys": _columns(shape.partition_by),
             "StorageDescriptor": _descriptor(shape.location, shape.columns),
         }
-        self._call(
-            "create_table", allowed="AlreadyExistsException", DatabaseName=self.settings.database, TableInput=table
-        )
+        database = self.settings.database
+        self._call("create_table", allowed="AlreadyExistsException", DatabaseName=database, TableInput=table)
 
     def update(
         self, parameters: Mapping[str, str], columns: Sequence[Column] | None = None, location: str | None = None
     ) -> None:
-        found = self._call("get_table", DatabaseName=self.settings.database, Name=self.settings.table)["Table"]
+        found = self._call("get_table", **self._table_name)["Table"]
         table = {name: value for name, value in found.items() if name in _INPUT}
         table["Parameters"] = {**table.get("Parameters", {}), **parameters}
         if columns is not None:
@@ -80,12 +97,7 @@ class GlueCatalog:
         self._call("update_table", DatabaseName=self.settings.database, TableInput=table, SkipArchive=True)
 
     def drop(self) -> None:
-        self._call(
-            "delete_table",
-            allowed="EntityNotFoundException",
-            DatabaseName=self.settings.database,
-            Name=self.settings.table,
-        )
+        self._call("delete_table", allowed="EntityNotFoundException", **self._table_name)
 
     def partitions(self) -> Mapping[Values, Entry]:
         found: dict[Values, Entry] = {}
@@ -116,7 +128,12 @@ class GlueCatalog:
         return refused
 
     @property
+    def _table_name(self) -> dict[str, str]:
+        return {"DatabaseName": self.settings.database, "Name": self.settings.table}
+
+    @property
     def _name(self) -> dict[str, str]:
+        """The table's, for calls about its partitions."""
         return {"DatabaseName": self.settings.database, "TableName": self.settings.table}
 
     def _batch(self, operation: str, **parameters: Json) -> list[str]:
@@ -126,12 +143,7 @@ class GlueCatalog:
 
     def _table(self) -> Json:
         """The table; None if there is none. Raises ConfigurationError if there is no such database."""
-        answer = self._call(
-            "get_table",
-            allowed="EntityNotFoundException",
-            DatabaseName=self.settings.database,
-            Name=self.settings.table,
-        )
+        answer = self._call("get_table", allowed="EntityNotFoundException", **self._table_name)
         if answer is None:
             self._call("get_database", Name=self.settings.database)
         return answer and answer["Table"]
@@ -139,8 +151,7 @@ class GlueCatalog:
     def _call(self, operation: str, *, allowed: str = "", **parameters: object) -> Json:
         """Glue's answer; None if it refuses with the ``allowed`` code."""
         try:
-            environment = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
-            return getattr(_client(os.getpid(), self.settings.region, environment), operation)(**parameters)
+            return getattr(_client(os.getpid(), self.settings.region, environment()), operation)(**parameters)
         except ClientError as e:
             if e.response["Error"].get("Code") == allowed:
                 return None
@@ -176,11 +187,14 @@ class GlueCatalog:
 
 
 @lru_cache(maxsize=4)
-def _client(process: int, region: str | None, environment: tuple[tuple[str, str], ...]) -> Json:
+def _client(process: int, region: str | None, environment: Environment) -> Json:
     """A client, which takes 0.2 s to make. Kept per process, because a fork would share connections, and per environment, which
     holds the settings."""
-    retries = {"mode": "standard", "total_max_attempts": SDK_ATTEMPTS}
-    config = Config(connect_timeout=10, read_timeout=60, retries=retries)
+    config = Config(
+        connect_timeout=CATALOG_CONNECT_SECONDS,
+        read_timeout=CATALOG_ANSWER_SECONDS,
+        retries={"mode": "standard", "total_max_attempts": GLUE_ATTEMPTS},
+    )
     # its own session, because the default one is not thread-safe
     return boto3.session.Session(region_name=region).client("glue", config=config)
 

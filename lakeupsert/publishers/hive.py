@@ -27,6 +27,7 @@ from thrift.transport.TTransport import TBufferedTransport, TTransportException
 
 from lakeupsert.config import HiveSettings
 from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.publishers import PublishedTable
 from lakeupsert.publishers.hive_types import Column
 from lakeupsert.publishers.symlink import (
     INPUT_FORMAT,
@@ -37,13 +38,12 @@ from lakeupsert.publishers.symlink import (
     Entry,
     Shape,
     Steps,
+    SymlinkPublisher,
     Values,
     batches,
 )
+from lakeupsert.retries import CATALOG_ANSWER_SECONDS, CATALOG_CONNECT_SECONDS
 
-CONNECT_MS = 10_000
-ANSWER_MS = 60_000
-"""How long the metastore may take for a batch of partitions."""
 READ_TOGETHER = 1000
 """Partitions of one answer."""
 _KEEP_STATISTICS = EnvironmentContext({"DO_NOT_UPDATE_STATS": "true"})
@@ -66,6 +66,11 @@ _REFUSALS = (
 )
 
 logging.getLogger("thrift.transport.TSocket").setLevel(logging.CRITICAL)  # what it logs is in our error
+
+
+def open_publisher(table: PublishedTable) -> SymlinkPublisher:
+    assert table.settings.hive is not None, "the configuration asks for the section"
+    return SymlinkPublisher(table, HiveCatalog(table.settings.hive))
 
 
 @dataclass(frozen=True)
@@ -179,11 +184,11 @@ class HiveCatalog:
         """A connection for some ``calls``."""
         address = urlsplit(self.settings.uri)
         socket = TSocket(address.hostname, address.port)
-        socket.setTimeout(CONNECT_MS)
+        socket.setTimeout(1000 * CATALOG_CONNECT_SECONDS)
         transport = TBufferedTransport(socket)
         try:
             transport.open()
-            socket.setTimeout(ANSWER_MS)
+            socket.setTimeout(1000 * CATALOG_ANSWER_SECONDS)
             yield Client(TBinaryProtocol(transport))
         except (TTransportException, OSError) as e:
             raise TryAgainError(

@@ -12,7 +12,8 @@ The state is what the catalog says, so after a crash the table is behind, and ne
 
 import uuid
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -44,7 +45,7 @@ from lakeupsert import clock
 from lakeupsert.config import IcebergSettings
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.publishers import Concurrently
+from lakeupsert.publishers import PublishedTable, TablePublisher
 from lakeupsert.publishers.iceberg_catalog import RESET, IcebergCatalog, root_address, table_taken
 from lakeupsert.publishers.iceberg_deletes import DeleteWriter, PositionDeletes, Puffins, mark_of
 from lakeupsert.publishers.iceberg_files import MOST_ENTRIES, Entry, FileReader, FileWriter, ManifestFile, Run
@@ -56,8 +57,8 @@ from lakeupsert.publishers.iceberg_types import (
 )
 from lakeupsert.storage import NotFoundError, ObjectInfo
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
-from lakeupsert.table.layout import HOME, TableObjects
-from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest
+from lakeupsert.table.layout import HOME
+from lakeupsert.table.manifest import BucketEntry, DataFile
 from lakeupsert.table.metadata import damaged
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import HIDDEN_IDS, TableSpec
@@ -110,18 +111,10 @@ class _Files:
 
 
 @dataclass(frozen=True)
-class IcebergPublisher:
-    """Keeps the Iceberg table of one table.
+class IcebergPublisher(TablePublisher):
+    """Keeps the Iceberg table of one table."""
 
-    Attributes:
-        version: `pipeline.opened.OpenTable.version`.
-        map_concurrently: for requests to the store.
-    """
-
-    objects: TableObjects
     settings: IcebergSettings
-    version: Callable[[str, int], Manifest]
-    map_concurrently: Concurrently
 
     def shown(self) -> int | None:
         """The snapshot that readers of Iceberg see, or that another program's commits began with; None if there is no table."""
@@ -145,10 +138,9 @@ class IcebergPublisher:
         """See `Publisher`."""
         spec, shown = self._spec(newest), newest.body.partitions
         iceberg_schema(spec, 0)
-        self.map_concurrently(lambda partition: self._buckets(spec, partition, shown[partition].version), list(shown))
-
-    def mend(self) -> None:
-        """Nothing is ever replaced, so there is nothing to put right."""
+        self.table.map_concurrently(
+            lambda partition: self._buckets(spec, partition, shown[partition].version), list(shown)
+        )
 
     def garbage(self, oldest: int, newest: int) -> list[ObjectInfo]:
         """Objects that no Iceberg snapshot from ``oldest`` on needs; none if the table does not show ``newest``, or is not ours
@@ -169,7 +161,9 @@ class IcebergPublisher:
         manifests = {m.manifest_path: m for name in lists for run in self._runs(name) for m in run.manifests}
         needed |= set(map(reader.name, manifests))
         of_deletes = [manifest for manifest in manifests.values() if manifest.content]
-        needed |= {entry.name for entries in self.map_concurrently(self._entries, of_deletes) for entry in entries}
+        needed |= {
+            entry.name for entries in self.table.map_concurrently(self._entries, of_deletes) for entry in entries
+        }
         return [info for name, info in found.items() if name not in needed]
 
     def catch_up(self, newest: Link[Snapshot]) -> str | None:
@@ -202,23 +196,17 @@ class IcebergPublisher:
 
     # -- the table in its catalog
 
-    def _catalog(self) -> IcebergCatalog:
-        return IcebergCatalog(self.settings, self.objects.store)
+    def _catalog(self) -> closing[IcebergCatalog]:
+        return closing(IcebergCatalog(self.settings, self.objects.store))
 
     @cached_property
     def _root(self) -> str:
         return root_address(self.objects.store)
 
-    @cached_property
-    def _table_id(self) -> str:
-        spec = self.objects.specs.head()
-        assert spec is not None, "a table that has a snapshot has a spec"
-        return spec.body.table_id
-
     def _number(self, snapshot: IcebergSnapshot) -> int | None:
         """The number of our snapshot; None if it is another program's."""
         summary = snapshot.summary
-        if summary is None or summary[_TABLE] != self._table_id:
+        if summary is None or summary[_TABLE] != self.newest_spec.table_id:
             return None
         return int(summary[_SNAPSHOT] or -1)
 
@@ -233,7 +221,7 @@ class IcebergPublisher:
         return max((n for n in map(self._number, by_id.values()) if n is not None), default=None)
 
     def _refuse_another(self, metadata: TableMetadata) -> None:
-        if metadata.properties.get(_TABLE) != self._table_id:
+        if metadata.properties.get(_TABLE) != self.newest_spec.table_id:
             raise table_taken(metadata.location)
 
     def _head(self, catalog: IcebergCatalog) -> _Head | None:
@@ -290,7 +278,7 @@ class IcebergPublisher:
         listing = f"{_LIST}{link.number}-{clock.new_id()}.avro"
         parent = head.snapshot.snapshot_id if head else None
         self._put(listing, writer.manifest_list(shown, parent))
-        own = {_SNAPSHOT: str(link.number), _WRITE: link.write_id, _TABLE: self._table_id}
+        own = {_SNAPSHOT: str(link.number), _WRITE: link.write_id, _TABLE: self.newest_spec.table_id}
         snapshot = IcebergSnapshot.model_validate(
             {
                 "snapshot-id": id_,
@@ -358,7 +346,7 @@ class IcebergPublisher:
         properties = {
             "gc.enabled": "false",  # engines delete no file of the table
             "write.metadata.previous-versions-max": str(METADATA_KEPT),
-            _TABLE: self._table_id,
+            _TABLE: self.newest_spec.table_id,
         }
         if not properties.items() <= metadata.properties.items():
             yield SetPropertiesUpdate(updates=properties)
@@ -391,11 +379,11 @@ class IcebergPublisher:
         changed = {p for p in {*now, *old} if now.get(p) != old.get(p)}
         if before and before.spec_version != link.body.spec_version and any(one.retyped for one in writer.spec.renames):
             # Files that stay may be from before a retype, and have no field of the new id.
-            self.map_concurrently(lambda p: self._buckets(writer.spec, p, now[p].version), list(now))
+            self.table.map_concurrently(lambda p: self._buckets(writer.spec, p, now[p].version), list(now))
         touched = set(map(place_of, changed)) if before else set(range(len(listed)))
         known: dict[str, list[Entry]] = {partition: [] for partition in changed}
         read = [manifest for place, run in enumerate(listed) if place in touched for manifest in run.manifests]
-        for entries in self.map_concurrently(self._entries, read):
+        for entries in self.table.map_concurrently(self._entries, read):
             for entry in entries:
                 known.setdefault(entry.partition, []).append(entry)
 
@@ -408,7 +396,7 @@ class IcebergPublisher:
             files = self._diff(writer, partition, version, known[partition], keeps_vectors=keeps_vectors)
             return replace(files, has_new_rows=shown is None or was is None or shown.merged != was.merged)
 
-        diffs = self.map_concurrently(files_of, sorted(known))
+        diffs = self.table.map_concurrently(files_of, sorted(known))
         deletes = self._delete_writer(writer, link.number).write([file for files in diffs for file in files.marked])
         found = [
             replace(files, entries=(*files.entries, *(deletes[file.name] for file in files.marked))) for files in diffs
@@ -465,12 +453,12 @@ class IcebergPublisher:
 
     def _delete_writer(self, writer: FileWriter, number: int) -> DeleteWriter:
         kind = Puffins if writer.version == 3 else PositionDeletes
-        return kind(self.objects.store, writer.address, f"{_DELETES}/{number}-", self.map_concurrently)
+        return kind(self.table, writer.address, f"{_DELETES}/{number}-")
 
     def _buckets(self, spec: TableSpec, partition: str, version: int) -> tuple[BucketEntry, ...]:
         """The buckets of a version. Raises ConfigurationError (``unfit-for-iceberg``) if its files were adopted, or have values
         that readers would have to convert."""
-        buckets = self.version(partition, version).buckets
+        buckets = self.table.version(partition, version).buckets
         see = "Readers of Iceberg see the snapshot before; readers of lakeupsert are not affected."
         if any(bucket.data and not bucket.settled for bucket in buckets):
             raise ConfigurationError(
@@ -506,7 +494,7 @@ class IcebergPublisher:
                     manifests.append(manifest)
             return Run(files[0].partition, tuple(manifests))
 
-        return self.map_concurrently(write, list(zip(chunks, row_ids, strict=False)))
+        return self.table.map_concurrently(write, list(zip(chunks, row_ids, strict=False)))
 
     # -- objects
 
@@ -528,6 +516,11 @@ class IcebergPublisher:
     def _put(self, name: str, data: bytes) -> None:
         with self.objects.store.write(name) as sink:
             sink.write(data)
+
+
+def open_publisher(table: PublishedTable) -> IcebergPublisher:
+    assert table.settings.iceberg is not None, "the configuration asks for the section"
+    return IcebergPublisher(table, table.settings.iceberg)
 
 
 def _number_in(name: str) -> int:

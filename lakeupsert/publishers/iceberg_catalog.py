@@ -26,11 +26,10 @@ from pyiceberg.utils.config import Config
 
 from lakeupsert.config import IcebergSettings
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
+from lakeupsert.retries import CATALOG_ANSWER_SECONDS
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
 from lakeupsert.table.metadata import damaged
 
-ANSWER_SECONDS = 60.0
-"""How long a call may take before the catalog counts as unreachable."""
 RESET = "`lakeupsert publish --to iceberg --reset` registers the table again with the published snapshot"
 _STORE: ContextVar[ObjectStore] = ContextVar("store")
 """Of the table that a call is about. pyiceberg opens `TableIO` by its name, so it can't be given the store."""
@@ -58,7 +57,7 @@ def root_address(store: ObjectStore) -> str:
 
 
 class IcebergCatalog:
-    """One table in a catalog; a context, which closes the catalog.
+    """One table in a catalog, to be closed.
 
     Every call raises StoreUnavailableError (``catalog-unreachable``) if it gets no answer, and ConfigurationError
     (``catalog-refused``) if the catalog refuses it. Readers of Iceberg then see what they saw.
@@ -71,12 +70,7 @@ class IcebergCatalog:
         self._store = store
         self._catalog: Catalog | None = None
 
-    def __enter__(self) -> "IcebergCatalog":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         if self._catalog is not None:
             self._catalog.close()
 
@@ -158,13 +152,13 @@ class IcebergCatalog:
 
         thread = threading.Thread(target=copy_context().run, args=(ask,), daemon=True)
         thread.start()
-        thread.join(ANSWER_SECONDS)
+        thread.join(CATALOG_ANSWER_SECONDS)
         if errors:
             if isinstance(errors[0], LakeupsertError) or not isinstance(errors[0], Exception):
                 raise errors[0]
             raise self._explain(errors[0]) from None  # its text may have a credential, which is removed here
         if not answers:
-            raise self._unreachable(f"gave no answer in {ANSWER_SECONDS:g} seconds")
+            raise self._unreachable(f"gave no answer in {CATALOG_ANSWER_SECONDS:g} seconds")
         return answers[0]
 
     def _explain(self, error: Exception) -> LakeupsertError:

@@ -15,10 +15,9 @@ import pyarrow.parquet as pq
 
 from lakeupsert import clock
 from lakeupsert.engine.runs import runs
-from lakeupsert.publishers import VECTOR_OBJECT_BYTES, Concurrently
+from lakeupsert.publishers import VECTOR_OBJECT_BYTES, PublishedTable
 from lakeupsert.publishers.iceberg_files import FILE_PATH_ID, MARK_LENGTH, POSITION_DELETES, POSITION_ID, Entry
 from lakeupsert.rows.vectors import Positions, deleted_positions, frame, vector_bytes
-from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import FIELD_ID
 
@@ -42,20 +41,18 @@ class DeleteWriter(ABC):
     Attributes:
         address: of an object in the store.
         prefix: with which the names of new objects begin.
-        map_concurrently: for requests to the store.
     """
 
-    store: ObjectStore
+    table: PublishedTable
     address: Callable[[str], str]
     prefix: str
-    map_concurrently: Concurrently
 
     @abstractmethod
     def write(self, files: Sequence[DataFile]) -> dict[str, Entry]:
         """Returns an entry for each file by its name. Each file must have a deletion vector."""
 
     def _put(self, name: str, data: bytes) -> None:
-        with self.store.write(name) as sink:
+        with self.table.objects.store.write(name) as sink:
             sink.write(data)
 
 
@@ -63,10 +60,10 @@ class PositionDeletes(DeleteWriter):
     """Writes an object for each data file, because Polars' own reader wants it."""
 
     def write(self, files: Sequence[DataFile]) -> dict[str, Entry]:
-        return {entry.of: entry for entry in self.map_concurrently(self._write, files)}
+        return {entry.of: entry for entry in self.table.map_concurrently(self._write, files)}
 
     def _write(self, file: DataFile) -> Entry:
-        positions = deleted_positions(self.store, file)
+        positions = deleted_positions(self.table.objects.store, file)
         body, mark = position_deletes(self.address(file.name), positions), mark_of(file)
         # A name that could return might be deleted by a vacuum that saw it unused.
         name = f"{self.prefix}{clock.new_id()}-{mark}{POSITION_DELETES}"
@@ -78,13 +75,13 @@ class Puffins(DeleteWriter):
     """Writes deletion vectors into few objects."""
 
     def write(self, files: Sequence[DataFile]) -> dict[str, Entry]:
-        blobs = self.map_concurrently(self._blob, files)
+        blobs = self.table.map_concurrently(self._blob, files)
         packs = list(runs(zip(files, blobs, strict=True), lambda pair: pair[1].most_bytes, VECTOR_OBJECT_BYTES))
-        return {entry.of: entry for entries in self.map_concurrently(self._write, packs) for entry in entries}
+        return {entry.of: entry for entries in self.table.map_concurrently(self._write, packs) for entry in entries}
 
     def _blob(self, file: DataFile) -> "VectorBlob":
         assert file.deleted is not None
-        data = frame(vector_bytes(self.store, file, file.deleted))
+        data = frame(vector_bytes(self.table.objects.store, file, file.deleted))
         return VectorBlob(self.address(file.name), file.deleted.rows, data)
 
     def _write(self, pack: Sequence[tuple[DataFile, "VectorBlob"]]) -> list[Entry]:

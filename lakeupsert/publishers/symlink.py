@@ -11,7 +11,7 @@ without partition columns points to a manifest itself, so it is switched at once
 Engines that read symlink tables know no deletion vectors, so only partitions without any can be shown.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,11 +22,12 @@ import pyarrow as pa
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError, TryAgainError
-from lakeupsert.publishers import UNFINISHED, Concurrently, create_once
+from lakeupsert.publishers import UNFINISHED, TablePublisher, create_once, no_answer
 from lakeupsert.publishers.hive_types import Column, columns_of, unfit_columns
-from lakeupsert.storage import NotFoundError, ObjectInfo, StoreUnavailableError
+from lakeupsert.retries import CATALOG_ATTEMPTS, CATALOG_PAUSE_SECONDS
+from lakeupsert.storage import NotFoundError, ObjectInfo
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import HOME, WHOLE_TABLE, TableObjects, value_texts
+from lakeupsert.table.layout import HOME, WHOLE_TABLE, value_texts
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import TableSpec, field_id
@@ -40,9 +41,6 @@ TABLE, SNAPSHOT, SPEC = "lakeupsert.table", "lakeupsert.snapshot", "lakeupsert.s
 """Parameters: the table's id and the snapshot that it shows; of the table and of each partition, whose columns it has."""
 PARAMETERS = {"EXTERNAL": "TRUE", "spark.sql.sources.provider": "lakeupsert"}
 """Of each table. Spark has no such provider, so it refuses the table; otherwise it could take manifests for data, or insert."""
-ATTEMPTS = 5
-"""How often what the catalog refuses, or another publisher overtakes, is compared and tried again."""
-BACKOFF_SECONDS = 0.2
 _FOLDER = f"{HOME}/symlink"
 _EMPTY = f"{_FOLDER}/empty"
 """The folder of a manifest without files."""
@@ -130,18 +128,10 @@ class Catalog(Protocol):
 
 
 @dataclass(frozen=True)
-class SymlinkPublisher:
-    """Keeps one table of a catalog.
+class SymlinkPublisher(TablePublisher):
+    """Keeps one table of a catalog."""
 
-    Attributes:
-        version: `pipeline.opened.OpenTable.version`.
-        map_concurrently: for requests to the store.
-    """
-
-    objects: TableObjects
     catalog: Catalog
-    version: Callable[[str, int], Manifest]
-    map_concurrently: Concurrently
 
     def shown(self) -> int | None:
         """The snapshot that was shown last, whole; None if the table is not there, or not ours.
@@ -150,7 +140,7 @@ class SymlinkPublisher:
         whole, it is `UNFINISHED`.
         """
         parameters = self.catalog.parameters()
-        if parameters is None or parameters.get(TABLE) != self._table_id:
+        if parameters is None or parameters.get(TABLE) != self.newest_spec.table_id:
             return None
         found = _snapshot_in(parameters)
         return UNFINISHED if found is None else found
@@ -162,9 +152,11 @@ class SymlinkPublisher:
 
     def check(self, newest: Link[Snapshot]) -> None:
         """See `Publisher`."""
-        spec, shown = self._spec(newest.body.spec_version), newest.body.partitions
+        spec, shown = self.spec_of(newest.body), newest.body.partitions
         self._shape(spec)
-        self._refuse_unfit(spec, self.map_concurrently(lambda p: self.version(p, shown[p].version), list(shown)))
+        self._refuse_unfit(
+            spec, self.table.map_concurrently(lambda p: self.table.version(p, shown[p].version), list(shown))
+        )
 
     def garbage(self, oldest: int, newest: int) -> list[ObjectInfo]:
         """Manifests that no snapshot from ``oldest`` on needs and no partition points to; none if the catalog lacks ``newest``.
@@ -175,19 +167,16 @@ class SymlinkPublisher:
         if shown is None or shown < newest:
             return []
         numbers = [number for number in self.objects.snapshots.numbers() if number >= oldest]
-        links = self.map_concurrently(self.objects.snapshots.get, numbers)
+        links = self.table.map_concurrently(self.objects.snapshots.get, numbers)
         bodies = [link.body for link in links if link is not None]
         needed = {_manifest(p, now) for body in bodies for p, now in body.partitions.items()} | {f"{_EMPTY}/manifest"}
-        entries = self.catalog.partitions() if self._newest_spec.partition_by else {}
+        entries = self.catalog.partitions() if self.newest_spec.partition_by else {}
         pointed = {entry.location for entry in entries.values()}
         return [
             info
             for info in self.objects.store.list(f"{_FOLDER}/")
             if info.name not in needed and self._location(info.name.rpartition("/")[0]) not in pointed
         ]
-
-    def mend(self) -> None:
-        """Nothing is left to others."""
 
     def catch_up(self, newest: Link[Snapshot]) -> str | None:
         """Show ``newest``, whatever the catalog shows now. Snapshots before it are skipped.
@@ -196,67 +185,57 @@ class SymlinkPublisher:
         RefusedError (``foreign-table``), TryAgainError (``catalog-busy``) and DamagedTableError.
         """
         refused: list[str] = []
-        for attempt in range(ATTEMPTS):
+        for attempt in range(CATALOG_ATTEMPTS):
             if refused:
-                clock.sleep(clock.jitter(BACKOFF_SECONDS * 2**attempt))
+                clock.sleep(clock.jitter(CATALOG_PAUSE_SECONDS * 2**attempt))
             try:
                 parameters = self._own_parameters()
-                if not self._spec(newest.body.spec_version).partition_by:
+                if not self.spec_of(newest.body).partition_by:
                     if (_snapshot_in(parameters or {}) or 0) > newest.number:
                         newest = self.objects.snapshots.head() or newest
                     if self._show_whole(newest, parameters):
-                        return _warning(self._spec(newest.body.spec_version))
+                        return _warning(self.spec_of(newest.body))
                     refused = ["another publisher has just created it"]
                     continue
                 steps, refused = self._show(newest.body, parameters)
                 if refused:
                     continue
                 if not steps and _snapshot_in(parameters or {}) == newest.number:
-                    return _warning(self._spec(newest.body.spec_version))
+                    return _warning(self.spec_of(newest.body))
                 # Another publisher may have shown a later snapshot meanwhile, and this one partitions of an earlier one again.
                 shown, head = self.shown(), None
                 if shown is not None and shown > newest.number:
                     head = self.objects.snapshots.head()
                 if head is None or head.number <= newest.number:
                     self.catalog.update({SNAPSHOT: str(newest.number)})
-                    return _warning(self._spec(newest.body.spec_version))
+                    return _warning(self.spec_of(newest.body))
                 newest = head
             except CatalogBusyError as e:
-                if attempt == ATTEMPTS - 1:
+                if attempt == CATALOG_ATTEMPTS - 1:
                     raise
                 refused = [e.message]
         raise TryAgainError(
             "catalog-busy",
-            f"{self.catalog.where} could not be updated to snapshot {newest.number} in {ATTEMPTS} attempts"
+            f"{self.catalog.where} could not be updated to snapshot {newest.number} in {CATALOG_ATTEMPTS} attempts"
             f"{f': {refused[0]}' if refused else ', because others publish'}. Some partitions may show it already.",
             next=f"run `lakeupsert publish --to {self.catalog.kind}`",
         )
 
-    @property
-    def _newest_spec(self) -> TableSpec:
-        spec = self.objects.specs.head()
-        assert spec is not None, "a table that has a snapshot has a spec"
-        return spec.body
-
-    @property
-    def _table_id(self) -> str:
-        return self._newest_spec.table_id
-
     def _own_parameters(self) -> Mapping[str, str] | None:
         """The parameters of our table; None if there is none. Raises RefusedError if the table there is another program's."""
         parameters = self.catalog.parameters()
-        if parameters is not None and parameters.get(TABLE) != self._table_id:
+        if parameters is not None and parameters.get(TABLE) != self.newest_spec.table_id:
             raise RefusedError(
                 "foreign-table",
                 f"{self.catalog.where} was not created by this table's publisher: its parameter `{TABLE}` is "
-                f"{parameters.get(TABLE)!r}, expected {self._table_id!r}. It was not changed.",
+                f"{parameters.get(TABLE)!r}, expected {self.newest_spec.table_id!r}. It was not changed.",
                 next=f"choose another `table` in [tables.NAME.{self.catalog.kind}], or drop that one if nobody needs it",
             )
         return parameters
 
     def _show(self, body: Snapshot, parameters: Mapping[str, str] | None) -> tuple[Steps, list[str]]:
         """Bring table and partitions up to a snapshot. Returns what was to do, and what the catalog refused of it."""
-        spec = self._spec(body.spec_version)
+        spec = self.spec_of(body)
         shape = self._shape(spec)
         steps = self._steps(spec, body, self.catalog.partitions() if parameters is not None else {})
         self._write_manifests(spec, body, {*steps.add, *steps.change})
@@ -272,7 +251,7 @@ class SymlinkPublisher:
     def _show_whole(self, newest: Link[Snapshot], parameters: Mapping[str, str] | None) -> bool:
         """Bring a table without partitions up to a snapshot, by one call. Returns False if the call created no table, because
         there is one by now."""
-        spec, body = self._spec(newest.body.spec_version), newest.body
+        spec, body = self.spec_of(newest.body), newest.body
         shown, folder = body.partitions.get(WHOLE_TABLE), _EMPTY
         if shown is None:  # nothing arrived yet
             self._create(f"{_EMPTY}/manifest", b"")
@@ -309,7 +288,7 @@ class SymlinkPublisher:
     def _write_manifests(self, spec: TableSpec, body: Snapshot, changed: Collection[Values]) -> None:
         """Write the manifests of these partitions, after all of them were found fit."""
         names = {p: now for p, now in body.partitions.items() if tuple(value_texts(spec, p).values()) in changed}
-        manifests = self.map_concurrently(lambda p: self.version(p, names[p].version), list(names))
+        manifests = self.table.map_concurrently(lambda p: self.table.version(p, names[p].version), list(names))
         self._refuse_unfit(spec, manifests)
 
         def write(manifest: Manifest) -> None:
@@ -317,34 +296,35 @@ class SymlinkPublisher:
             name = _manifest(manifest.partition, names[manifest.partition])
             self._create(name, "".join(f"{address}\n" for address in files).encode())
 
-        self.map_concurrently(write, manifests)
+        self.table.map_concurrently(write, manifests)
 
     def _refuse_unfit(self, spec: TableSpec, manifests: Sequence[Manifest]) -> None:
         """Raise ConfigurationError if readers would show other rows than ours for one of these partitions."""
         files = [(m.partition, file) for m in manifests for bucket in m.buckets for file in bucket.data]
-        with_vectors = sorted({partition for partition, file in files if file.deleted})
-        if with_vectors:
-            raise self._unfit(
-                f"{len(with_vectors)} partitions have deletion vectors ({with_vectors[0]} is the first one), which readers of "
-                "symlink tables do not know",
-                "run `lakeupsert compact --full`; later merges rewrite",
-            )
-        unconverted = sorted({partition for partition, file in files if spec.conversions(file.renames)})
-        if unconverted:
-            raise self._unfit(
-                f"{len(unconverted)} partitions have files from before a column was retyped ({unconverted[0]} is the first one), "
-                "and readers would not convert their values",
-                "run `lakeupsert compact --full`, which converts them",
-            )
-        with_old_names = sorted(
-            {partition for partition, file in files if spec.names_in(file.renames) != spec.names_written}
+
+        def refuse(unfit: Iterable[str], have: str, readers: str, next: str) -> None:
+            if partitions := sorted({*unfit}):
+                first = f"{len(partitions)} partitions have {have} ({partitions[0]} is the first one)"
+                raise self._unfit(f"{first}, {readers}", next)
+
+        refuse(
+            (partition for partition, file in files if file.deleted),
+            "deletion vectors",
+            "which readers of symlink tables do not know",
+            "run `lakeupsert compact --full`; later merges rewrite",
         )
-        if with_old_names:
-            raise self._unfit(
-                f"{len(with_old_names)} partitions have files with other column names than newer files ({with_old_names[0]} is "
-                "the first one), and readers look for one name in all of them",
-                "run `lakeupsert reprocess`, which writes all files with one name a column",
-            )
+        refuse(
+            (partition for partition, file in files if spec.conversions(file.renames)),
+            "files from before a column was retyped",
+            "and readers would not convert their values",
+            "run `lakeupsert compact --full`, which converts them",
+        )
+        refuse(
+            (partition for partition, file in files if spec.names_in(file.renames) != spec.names_written),
+            "files with other column names than newer files",
+            "and readers look for one name in all of them",
+            "run `lakeupsert reprocess`, which writes all files with one name a column",
+        )
 
     def _refuse_other_columns(self, before: Fields, now: Fields) -> None:
         """Raise ConfigurationError unless the table's columns can change in place: by new ones at the end, and by wider types.
@@ -367,11 +347,6 @@ class SymlinkPublisher:
             next=next,
         )
 
-    def _spec(self, number: int) -> TableSpec:
-        spec = self.objects.specs.get(number)
-        assert spec is not None, "a snapshot is published after its spec"
-        return spec.body
-
     def _shape(self, spec: TableSpec) -> Shape:
         unfit = unfit_columns(_as_written(spec, spec.schema))
         if unfit:
@@ -381,8 +356,7 @@ class SymlinkPublisher:
                 f"declare another type in [tables.NAME.schema] of a new table, or remove {self.catalog.kind!r} from "
                 "`publishers`",
             )
-        keys = columns_of(spec.schema)
-        by_name = dict(zip(spec.schema.names, keys, strict=True))
+        by_name = dict(zip(spec.schema.names, columns_of(spec.schema), strict=True))
         return Shape(
             columns_of(_as_written(spec, spec.stored_schema)),
             tuple(by_name[name] for name in spec.partition_by),
@@ -405,25 +379,19 @@ class SymlinkPublisher:
 
     def _create(self, name: str, data: bytes) -> None:
         """Create an object whose name says what is in it, if it is absent. Raises DamagedTableError if it says something else."""
-        for _ in range(ATTEMPTS):
+        unchanged = f"{self.catalog.where} was not changed."
+        for _ in range(CATALOG_ATTEMPTS):
             with suppress(NotFoundError):  # a vacuum may have deleted it meanwhile
-                created = create_once(self.objects.store, name, data)
-                if created is None:
-                    break
+                created = create_once(self.objects.store, name, data, self.catalog.kind, unchanged)
                 if created or self.objects.store.get(name) == data:
                     return
                 raise DamagedTableError(
                     "damaged-object",
                     f"{self.objects.store.uri(name)} lists other files than the version that it is named after: something "
-                    f"other than lakeupsert wrote it. {self.catalog.where} was not changed.",
+                    f"other than lakeupsert wrote it. {unchanged}",
                     next=f"delete that object, then run `lakeupsert publish --to {self.catalog.kind}`",
                 )
-        raise StoreUnavailableError(
-            "store-unreachable",
-            f"{self.objects.store.uri(name)}: {ATTEMPTS} attempts to create it got no answer. {self.catalog.where} was not "
-            "changed.",
-            next=f"run `lakeupsert publish --to {self.catalog.kind}`",
-        )
+        raise no_answer(self.objects.store, name, self.catalog.kind, unchanged)
 
 
 def batches(items: Sequence[tuple[Values, Entry]]) -> Iterator[Sequence[tuple[Values, Entry]]]:

@@ -14,9 +14,9 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +25,13 @@ import msgspec
 from lakeupsert.decoding import decoder_of
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.phrases import install_extra
-from lakeupsert.queue.base import ALONE_FROM, NOTHING_DONE, DeadLetter, Lease, Message, MessageError, QueueStats
+from lakeupsert.queue.base import NOTHING_DONE, DeadLetter, Lease, Message, MessageError, QueueStats
+from lakeupsert.queue.service import Received, Record, ServiceQueue
+from lakeupsert.retries import LONGEST_AZURE_LEASE_SECONDS, PEEK_SECONDS
 from lakeupsert.storage import azureaccount
 
 if TYPE_CHECKING:
     from azure.storage.queue import QueueClient, QueueMessage
-
-Record = Mapping[str, Any]
-"""A message of a function's event, as JSON: `id`, `popReceipt`, `body` (decoded), `dequeueCount`."""
 
 ADDRESS = re.compile(r"azqueue://(?P<account>[a-z0-9]{3,24})/(?P<name>[a-z0-9](?:-?[a-z0-9]){2,55})")
 MAX_RECEIVES = 5
@@ -40,10 +39,6 @@ MAX_RECEIVES = 5
 POISON = "-poison"
 TOGETHER = 32
 """Maximum messages that Azure returns, or shows, in one request."""
-LONGEST_LEASE_SECONDS = 7 * 86_400
-PEEK_SECONDS = 120
-"""How long a caller that lists dead letters hides them from others. Too short for very many letters: some appear twice, which is
-harmless. Longer: after a killed process, they stay hidden for that time."""
 REASON_CHARACTERS = 3_500
 BODY_BYTES = 3_500
 """Reason and body together stay below Azure's 64 KiB, even with six characters of JSON per character, in base64. Only messages of
@@ -60,13 +55,15 @@ class _Letter(msgspec.Struct):
     unreadable: str | None = None
 
 
-class AzureQueue:
-    """See `lakeupsert.queue.base.WorkQueue` for what each method promises.
+class AzureQueue(ServiceQueue["QueueMessage"]):
+    """See `lakeupsert.queue.base.WorkQueue` and `lakeupsert.queue.service` for what each method promises.
 
-    Messages are received one by one, because Azure counts a receive for each: returning the companions of a message that must be
-    delivered alone would use up their tries. If a process ends, its messages stay hidden until their time is up. Dead letters
-    that another process is listing are neither listed nor redriven.
+    While an Azure Function runs, its host extends the lease, which replaces our receipt. Our answers then change nothing; only
+    the end of the function counts. To bury a message, a letter is sent anyway: the host deletes the message if the function
+    succeeds, and one extra letter is harmless.
     """
+
+    together = TOGETHER
 
     def __init__(self, account: str, name: str, max_receives: int = MAX_RECEIVES) -> None:
         self.account = account
@@ -92,57 +89,6 @@ class AzureQueue:
         for sent, message in enumerate(messages):
             self._send(self.name, message.encode().encode(), progress=f"{sent} messages were sent before.")
 
-    def receive(self, limit: int, lease_seconds: float, wait_seconds: float = 0.0) -> list[Lease]:
-        leases: list[Lease] = []
-        while len(leases) < limit:
-            try:
-                lease = self._next(lease_seconds)
-            except LakeupsertError:
-                if leases:
-                    break  # the caller works on these; the next call reports the error
-                raise
-            if lease is None:
-                break
-            if lease.receives >= ALONE_FROM:
-                for other in leases:  # was received less often, so it still has tries left
-                    self.release(other)
-                return [lease]
-            leases.append(lease)
-        return leases
-
-    def _next(self, lease_seconds: float) -> Lease | None:
-        """The next readable message; unreadable ones are buried."""
-        while messages := self._receive(self.name, 1, lease_seconds):
-            [message] = messages
-            token, body, receives = _token(message), _decode(message.content), int(message.dequeue_count)
-            try:
-                return Lease(Message.decode(body), receives, token)
-            except MessageError as e:
-                self._bury(token, {"unreadable": _readable(body)}, receives, e.message)
-        return None
-
-    @contextmanager
-    def leases_of(self, records: Iterable[Record]) -> Iterator[dict[Lease, Record]]:
-        """Leases of messages that Azure Functions received for us, each with its record.
-
-        Unreadable messages go to the dead letters when the block ends, so that they do not block the others. While a function
-        runs, its host extends the lease, which replaces our receipt. Our answers then change nothing; only the end of the
-        function counts. To bury a message, a letter is sent anyway: the host deletes the message if the function succeeds, and
-        one extra letter is harmless.
-        """
-        leases: dict[Lease, Record] = {}
-        unreadable: list[tuple[str, dict[str, object], int, str]] = []
-        for record in records:
-            body, token = record["body"], f"{record['id']} {record['popReceipt']}"
-            self._hosted.add(token)
-            try:
-                leases[Lease(Message.decode(body), record["dequeueCount"], token)] = record
-            except MessageError as e:
-                unreadable.append((token, {"unreadable": _readable(body)}, record["dequeueCount"], e.message))
-        yield leases
-        for letter in unreadable:
-            self._bury(*letter)
-
     def extend(self, lease: Lease, lease_seconds: float) -> bool:
         return self._hide(lease.token, lease_seconds)
 
@@ -163,23 +109,6 @@ class AzureQueue:
         visible, leased = self._counts(self.name)
         return QueueStats(visible, leased, sum(self._counts(self.name + POISON)))
 
-    def dead_letters(self, limit: int | None = None) -> list[DeadLetter]:
-        with self._held_dead_letters(limit) as held:
-            return [_dead_letter(letter) for letter in held.values()]
-
-    def redrive(self, again: Collection[Message], drop: Collection[Message] = ()) -> tuple[int, int]:
-        again, drop = frozenset(again), frozenset(drop)
-        if not again | drop:
-            return 0, 0
-        with self._held_dead_letters() as held:
-            messages = {id_: _dead_letter(letter).message for id_, letter in held.items()}
-            again_ids = {id_: message for id_, message in messages.items() if message in again}
-            dropped_ids = [id_ for id_, message in messages.items() if message in drop]
-            self.send(message for message in again_ids.values() if message)
-            for id_ in (*again_ids, *dropped_ids):
-                self._delete(self.name + POISON, _token(held.pop(id_)))
-        return len(again_ids), len(dropped_ids)
-
     def close(self) -> None:
         self._receipts.clear()
         self._hosted.clear()
@@ -191,11 +120,8 @@ class AzureQueue:
         self._call(name, "send_message", lambda client: client.send_message(text, time_to_live=-1), progress)
 
     def _receive(self, name: str, number: int, lease_seconds: float) -> list["QueueMessage"]:
-        options = {
-            "messages_per_page": number,
-            "max_messages": number,
-            "visibility_timeout": max(1, _seconds(lease_seconds)),
-        }
+        hidden = max(1, _seconds(lease_seconds))
+        options = {"messages_per_page": number, "max_messages": number, "visibility_timeout": hidden}
         return list(self._call(name, "receive_messages", lambda client: list(client.receive_messages(**options))))
 
     def _counts(self, name: str) -> tuple[int, int]:
@@ -207,9 +133,8 @@ class AzureQueue:
 
     def _hide(self, token: str, seconds: float) -> bool:
         """Hide a message. Returns whether the receipt was still valid."""
-        seconds = _seconds(seconds)
         with self._answering:  # two at once would invalidate each other's receipt
-            return self._update(self.name, token, seconds)
+            return self._update(self.name, token, _seconds(seconds))
 
     def _update(self, name: str, token: str, seconds: int) -> bool:
         id_, receipt = self._receipts.get(token, token).split(" ")
@@ -242,23 +167,46 @@ class AzureQueue:
         self._send(self.name + POISON, msgspec.json.encode(letter))
         return self._delete(self.name, token) or token in self._hosted
 
-    @contextmanager
-    def _held_dead_letters(self, limit: int | None = None) -> Iterator[dict[str, "QueueMessage"]]:
-        """Up to ``limit`` dead letters by id, hidden from others. Those that the block does not remove become visible again."""
-        held: dict[str, QueueMessage] = {}
+    def _receive_one(self, lease_seconds: float, wait_seconds: float | None) -> Received | None:
+        for message in self._receive(self.name, 1, lease_seconds):
+            return self._received(_decode(message.content), _token(message), int(message.dequeue_count))
+        return None
+
+    def _of_record(self, record: Record) -> Received:
+        """``record``: `id`, `popReceipt`, `body` (decoded), `dequeueCount`."""
+        token = f"{record['id']} {record['popReceipt']}"
+        self._hosted.add(token)
+        return self._received(record["body"], token, record["dequeueCount"])
+
+    def _received(self, body: bytes, token: str, receives: int) -> Received:
+        unreadable: dict[str, object] = {"unreadable": body[:BODY_BYTES].decode(errors="replace")}
+        return Received(body, receives, token, partial(self._bury, token, unreadable, receives))
+
+    def _receive_dead(self, number: int) -> dict[str, "QueueMessage"]:
+        return {letter.id: letter for letter in self._receive(self.name + POISON, number, PEEK_SECONDS)}
+
+    def _dead_letter(self, letter: "QueueMessage") -> DeadLetter:
+        body = _decode(letter.content)
+        try:  # another program may have written it
+            found = decoder_of(_Letter).decode(body)
+        except msgspec.MsgspecError:
+            found = _Letter()
+        receives = found.receives if found.receives is not None else MAX_RECEIVES + 1
+        reason = found.reason or f"given up without a reason after {receives} receives, usually by the Functions host"
         try:
-            while (number := min(TOGETHER, TOGETHER if limit is None else limit - len(held))) > 0:
-                before = len(held)
-                letters = self._receive(self.name + POISON, number, PEEK_SECONDS)
-                held.update({letter.id: letter for letter in letters})
-                if len(held) == before:  # no more, or the first ones again because this took longer than `PEEK_SECONDS`
-                    break
-            yield held
-        finally:
-            for letter in held.values():
-                with suppress(LakeupsertError):  # it becomes visible by itself later
-                    self._update(self.name + POISON, _token(letter), 0)
-                self._receipts.pop(_token(letter), None)
+            return DeadLetter(Message.decode(body), reason, receives)
+        except MessageError as e:
+            return DeadLetter(None, found.reason or e.message, receives)
+
+    def _delete_dead(self, held: "dict[str, QueueMessage]", ids: Sequence[str]) -> None:
+        for id_ in ids:
+            self._delete(self.name + POISON, _token(held.pop(id_)))
+
+    def _return_dead(self, letters: "Sequence[QueueMessage]") -> None:
+        for letter in letters:
+            with suppress(LakeupsertError):  # it becomes visible by itself later
+                self._update(self.name + POISON, _token(letter), 0)
+            self._receipts.pop(_token(letter), None)
 
     # -- requests
 
@@ -329,7 +277,7 @@ def _client(process: int, environment: azureaccount.Environment, account: str, n
     try:
         from azure.storage.queue import ExponentialRetry, QueueClient
 
-        from lakeupsert.storage import adls
+        from lakeupsert.storage.adls_client import credential
     except ModuleNotFoundError as e:
         raise ConfigurationError(
             "extra-missing",
@@ -344,7 +292,7 @@ def _client(process: int, environment: azureaccount.Environment, account: str, n
         with azureaccount.readable():
             return QueueClient.from_connection_string(connection, name, **options)
     url = f"https://{account}.queue.core.windows.net"
-    return QueueClient(url, name, credential=adls.credential(account), **options)
+    return QueueClient(url, name, credential=credential(account), **options)
 
 
 def _token(message: "QueueMessage") -> str:
@@ -359,23 +307,5 @@ def _decode(content: str) -> bytes:
         return content.encode()
 
 
-def _readable(body: bytes) -> str:
-    return body[:BODY_BYTES].decode(errors="replace")
-
-
-def _dead_letter(message: "QueueMessage") -> DeadLetter:
-    body = _decode(message.content)
-    try:  # another program may have written it
-        letter = decoder_of(_Letter).decode(body)
-    except msgspec.MsgspecError:
-        letter = _Letter()
-    receives = letter.receives if letter.receives is not None else MAX_RECEIVES + 1
-    reason = letter.reason or f"given up without a reason after {receives} receives, usually by the Functions host"
-    try:
-        return DeadLetter(Message.decode(body), reason, receives)
-    except MessageError as e:
-        return DeadLetter(None, letter.reason or e.message, receives)
-
-
 def _seconds(seconds: float) -> int:
-    return min(LONGEST_LEASE_SECONDS, ceil(seconds))
+    return min(LONGEST_AZURE_LEASE_SECONDS, ceil(seconds))

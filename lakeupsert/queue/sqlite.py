@@ -15,7 +15,6 @@ import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 from weakref import WeakSet
@@ -26,11 +25,7 @@ from lakeupsert import clock
 from lakeupsert.decoding import decoder_of
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.queue.base import ALONE_FROM, NOTHING_DONE, DeadLetter, Lease, Message, MessageError, QueueStats
-
-BUSY_SECONDS = 30.0
-"""How long a call waits for another process's transaction. Transactions take milliseconds, so a longer one hangs."""
-READS = 10
-"""How often a call that only reads starts again because others opened or closed the file during the read."""
+from lakeupsert.retries import BUSY_PAUSE_SECONDS, BUSY_SECONDS, SQLITE_READS
 
 Found = TypeVar("Found")
 
@@ -205,7 +200,7 @@ class SqliteQueue:
         SQLite then opens a file in WAL mode only while others have it open, or as `immutable`. The latter is wrong once somebody
         opens the file, so its result only counts if nobody has opened it during the read.
         """
-        for _ in range(READS):
+        for _ in range(SQLITE_READS):
             before = _file_state(self.path)
             how = "mode=ro" if before is None else "mode=ro&immutable=1"
             try:
@@ -219,7 +214,7 @@ class SqliteQueue:
                 return result
         raise TryAgainError(
             "queue-busy",
-            f"The queue {self.path} changed during each of {READS} attempts to read it. Nothing was changed by this call.",
+            f"The queue {self.path} changed during each of {SQLITE_READS} attempts to read it. Nothing was changed by this call.",
             next="run the same command again",
         )
 
@@ -311,21 +306,13 @@ def _look(db: sqlite3.Connection, look: Callable[[sqlite3.Connection], Found]) -
         db.execute("ROLLBACK")
 
 
-@dataclass(frozen=True)
-class _FileState:
-    """Changes whenever the file changes."""
-
-    inode: int
-    size: int
-    modified_ns: int
-
-
-def _file_state(path: str) -> _FileState | None:
-    """None: somebody has the file open, or has crashed, so a part of the queue is in a file beside it."""
+def _file_state(path: str) -> tuple[int, int, int] | None:
+    """Other figures whenever the file changes. None: somebody has the file open, or has crashed, so a part of the queue is in a
+    file beside it."""
     if any(os.path.lexists(f"{path}{suffix}") for suffix in ("-wal", "-journal")):
         return None
     status = Path(path).stat()
-    return _FileState(status.st_ino, status.st_size, status.st_mtime_ns)
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _write_ahead(db: sqlite3.Connection) -> None:
@@ -338,7 +325,7 @@ def _write_ahead(db: sqlite3.Connection) -> None:
             # if two processes create the file at once, SQLite fails one of them without waiting
             if e.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or clock.elapsed() >= deadline:
                 raise
-            clock.sleep(clock.jitter(0.05))
+            clock.sleep(clock.jitter(BUSY_PAUSE_SECONDS))
 
 
 class _Process(msgspec.Struct, frozen=True):

@@ -12,39 +12,26 @@ SQS itself moves a message to the dead letters, without a reason, when it would 
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lakeupsert import clock
+from lakeupsert import clock, retries
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.phrases import install_extra
-from lakeupsert.queue.base import ALONE_FROM, NOTHING_DONE, DeadLetter, Lease, Message, MessageError, QueueStats
+from lakeupsert.queue.base import NOTHING_DONE, DeadLetter, Lease, Message, MessageError, QueueStats
+from lakeupsert.queue.service import Received, Record, ServiceQueue
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
     from botocore.exceptions import ClientError
 
-Record = Mapping[str, Any]
-"""A record of an SQS source's event, as JSON."""
-
 ADDRESS = re.compile(r"sqs://(?:(?P<account>\d{12})/)?(?P<name>[A-Za-z0-9_-]{1,80})")
 TOGETHER = 10
 """Maximum messages that SQS accepts or returns in one request."""
-ATTEMPTS = 5
-"""Attempts of a request, and of messages that SQS rejects from a batch."""
-BACKOFF_SECONDS = 0.5
-LEAST_WAIT_SECONDS = 1
-"""How long a receive that finds nothing takes. 0 asks only some of SQS's servers, and may miss messages."""
-MOST_WAIT_SECONDS = 20
-LONGEST_LEASE_SECONDS = 43_200
-PEEK_SECONDS = 120
-"""How long a caller that lists dead letters hides them from others. Too short for very many letters: some appear twice, which is
-harmless. Longer: after a killed process, they stay hidden for that time."""
 REASON_CHARACTERS = 4_000
 BODY_CHARACTERS = 60_000
 """Body and reason together stay below SQS's 256 KiB, with any characters. Only messages of other programs are longer."""
@@ -65,10 +52,6 @@ _CREDENTIALS = {
 }
 _LATER = {"RequestThrottled", "ThrottlingException", "Throttling", "TooManyRequestsException", "OverLimit"}
 _NOT_IN_SQS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_POLICY = (
-    "set a redrive policy on it: `deadLetterTargetArn`, a second standard queue, and `maxReceiveCount`, for example 6 for "
-    "five tries"
-)
 
 
 class _DeadLetters(msgspec.Struct, frozen=True):
@@ -78,13 +61,10 @@ class _DeadLetters(msgspec.Struct, frozen=True):
     max_receive_count: int
 
 
-class SqsQueue:
-    """See `lakeupsert.queue.base.WorkQueue` for what each method promises.
+class SqsQueue(ServiceQueue[dict[str, Any]]):
+    """See `lakeupsert.queue.base.WorkQueue` and `lakeupsert.queue.service` for what each method promises."""
 
-    Messages are received one by one, because SQS counts a receive for each: returning the companions of a message that must be
-    delivered alone would use up their tries. If a process ends, its messages stay hidden until their time is up. Dead letters
-    that another process is listing are neither listed nor redriven.
-    """
+    together = TOGETHER
 
     def __init__(self, name: str, account: str | None = None) -> None:
         self.name = name
@@ -105,52 +85,6 @@ class SqsQueue:
         entries = [{"MessageBody": _body(message)} for message in messages]
         self._send_batches("SendMessageBatch", self._url, entries, "sent")
 
-    def receive(self, limit: int, lease_seconds: float, wait_seconds: float = 0.0) -> list[Lease]:
-        dead = self._dead  # a queue without dead letters is refused before anything is received
-        leases: list[Lease] = []
-        while len(leases) < limit:
-            wait = 0 if leases else max(LEAST_WAIT_SECONDS, wait_seconds)
-            try:
-                letters = self._receive(self._url, 1, lease_seconds, wait)
-            except LakeupsertError:
-                if leases:
-                    break  # the caller works on these; the next call reports the error
-                raise
-            if not letters:
-                break
-            [letter] = letters
-            token, receives = letter["ReceiptHandle"], _receives(letter["Attributes"])
-            try:
-                lease = Lease(Message.decode(letter["Body"]), receives, token)
-            except MessageError as e:
-                self._bury(dead, letter["Body"], token, receives, e.message)
-                continue
-            if receives >= ALONE_FROM:
-                for other in leases:  # was received less often, so it still has tries left
-                    self.release(other)
-                return [lease]
-            leases.append(lease)
-        return leases
-
-    @contextmanager
-    def leases_of(self, records: Iterable[Record]) -> Iterator[dict[Lease, Record]]:
-        """Leases of messages that AWS Lambda received for us, each with its record.
-
-        Unreadable messages go to the dead letters when the block ends, so that they do not block the others.
-        """
-        dead = self._dead
-        leases: dict[Lease, Record] = {}
-        unreadable: list[tuple[str, str, int, str]] = []
-        for record in records:
-            body, token, receives = record["body"], record["receiptHandle"], _receives(record["attributes"])
-            try:
-                leases[Lease(Message.decode(body), receives, token)] = record
-            except MessageError as e:
-                unreadable.append((body, token, receives, e.message))
-        yield leases
-        for letter in unreadable:
-            self._bury(dead, *letter)
-
     def extend(self, lease: Lease, lease_seconds: float) -> bool:
         return self._hide(lease.token, lease_seconds)
 
@@ -166,23 +100,6 @@ class SqsQueue:
     def stats(self) -> QueueStats:
         visible, leased = self._counts(self._url)
         return QueueStats(visible, leased, sum(self._counts(self._dead.url)))
-
-    def dead_letters(self, limit: int | None = None) -> list[DeadLetter]:
-        with self._held_dead_letters(limit) as held:
-            return [self._dead_letter(letter) for letter in held.values()]
-
-    def redrive(self, again: Collection[Message], drop: Collection[Message] = ()) -> tuple[int, int]:
-        again, drop = frozenset(again), frozenset(drop)
-        if not again | drop:
-            return 0, 0
-        with self._held_dead_letters() as held:
-            messages = {id_: self._dead_letter(letter).message for id_, letter in held.items()}
-            again_ids = {id_: message for id_, message in messages.items() if message in again}
-            dropped_ids = [id_ for id_, message in messages.items() if message in drop]
-            self.send(message for message in again_ids.values() if message)
-            handles = [{"ReceiptHandle": held.pop(id_)["ReceiptHandle"]} for id_ in (*again_ids, *dropped_ids)]
-            self._send_batches("DeleteMessageBatch", self._dead.url, handles, "deleted from the dead letters")
-        return len(again_ids), len(dropped_ids)
 
     def visibility_seconds(self) -> int:
         """The queue's own visibility timeout, which applies to a Lambda event source. Our receives set their own."""
@@ -207,7 +124,8 @@ class SqsQueue:
                 "no-dead-letter-queue",
                 f"The queue {self.name!r} has no redrive policy, but lakeupsert needs a dead-letter queue for messages that fail "
                 f"at every try. {NOTHING_DONE}",
-                next=_POLICY,
+                next="set a redrive policy on it: `deadLetterTargetArn`, a second standard queue, and `maxReceiveCount`, for "
+                "example 6 for five tries",
             )
         target = json.loads(policy)
         *_, account, name = target["deadLetterTargetArn"].split(":")
@@ -215,7 +133,15 @@ class SqsQueue:
 
     def _url_of(self, name: str, account: str | None) -> str:
         owner = {"QueueOwnerAWSAccountId": account} if account else {}
-        return str(self._field("GetQueueUrl", "QueueUrl", QueueName=name, **owner))
+        answer = self._call("GetQueueUrl", {"QueueName": name, **owner})
+        if "QueueUrl" not in answer:
+            raise ConfigurationError(
+                "queue-unusable",
+                f"The server at {self._client.meta.endpoint_url} is not SQS: its answer to GetQueueUrl has no QueueUrl. "
+                f"{NOTHING_DONE}",
+                next="correct AWS_ENDPOINT_URL_SQS (or AWS_ENDPOINT_URL), or unset it",
+            )
+        return str(answer["QueueUrl"])
 
     def _attributes(self, url: str, *names: str) -> dict[str, str]:
         answer = self._call("GetQueueAttributes", {"QueueUrl": url, "AttributeNames": list(names)})
@@ -235,7 +161,7 @@ class SqsQueue:
                 "QueueUrl": url,
                 "MaxNumberOfMessages": number,
                 "VisibilityTimeout": _visibility(lease_seconds),
-                "WaitTimeSeconds": min(MOST_WAIT_SECONDS, int(wait_seconds)),
+                "WaitTimeSeconds": min(retries.MOST_WAIT_SECONDS, int(wait_seconds)),
                 "MessageSystemAttributeNames": ["ApproximateReceiveCount"],
                 "MessageAttributeNames": ["reason", "receives"],
             },
@@ -247,13 +173,12 @@ class SqsQueue:
 
     def _answer(self, operation: str, token: str, **parameters: object) -> bool:
         """Returns whether the receipt was still valid. SQS may also accept an invalid one, and then changes nothing."""
-        return (
-            self._call(operation, {"QueueUrl": self._url, "ReceiptHandle": token, **parameters}, stale=None) is not None
-        )
+        message = {"QueueUrl": self._url, "ReceiptHandle": token, **parameters}
+        return self._call(operation, message, stale=None) is not None
 
     def _bury(self, dead: _DeadLetters, body: str, token: str, receives: int, reason: str) -> bool:
         # Two queues need two requests: a process that dies in between leaves a letter and the message.
-        if not self._hide(token, PEEK_SECONDS):
+        if not self._hide(token, retries.PEEK_SECONDS):
             return False
         reason = _NOT_IN_SQS.sub("\ufffd", reason[:REASON_CHARACTERS]) or "no reason was given"
         self._call(
@@ -269,22 +194,31 @@ class SqsQueue:
         )
         return self._answer("DeleteMessage", token)
 
-    @contextmanager
-    def _held_dead_letters(self, limit: int | None = None) -> Iterator[dict[str, dict[str, Any]]]:
-        """Up to ``limit`` dead letters by id, hidden from others. Those that the block does not remove become visible again."""
-        url = self._dead.url
-        held: dict[str, dict[str, Any]] = {}
-        try:
-            while (number := min(TOGETHER, TOGETHER if limit is None else limit - len(held))) > 0:
-                before = len(held)
-                letters = self._receive(url, number, PEEK_SECONDS, LEAST_WAIT_SECONDS)
-                held.update({letter["MessageId"]: letter for letter in letters})
-                if len(held) == before:  # no more, or the first ones again because this took longer than `PEEK_SECONDS`
-                    break
-            yield held
-        finally:
-            visible = [{"ReceiptHandle": x["ReceiptHandle"], "VisibilityTimeout": 0} for x in held.values()]
-            self._send_batches("ChangeMessageVisibilityBatch", url, visible, "returned to the dead letters")
+    def _receive_one(self, lease_seconds: float, wait_seconds: float | None) -> Received | None:
+        dead = self._dead  # a queue without dead letters is refused before anything is received
+        wait = 0 if wait_seconds is None else max(retries.LEAST_WAIT_SECONDS, wait_seconds)
+        for letter in self._receive(self._url, 1, lease_seconds, wait):
+            return self._received(dead, letter["Body"], letter["ReceiptHandle"], letter["Attributes"])
+        return None
+
+    def _of_record(self, record: Record) -> Received:
+        return self._received(self._dead, record["body"], record["receiptHandle"], record["attributes"])
+
+    def _received(self, dead: _DeadLetters, body: str, token: str, attributes: Mapping[str, str]) -> Received:
+        receives = int(attributes["ApproximateReceiveCount"])
+        return Received(body, receives, token, partial(self._bury, dead, body, token, receives))
+
+    def _receive_dead(self, number: int) -> dict[str, dict[str, Any]]:
+        letters = self._receive(self._dead.url, number, retries.PEEK_SECONDS, retries.LEAST_WAIT_SECONDS)
+        return {letter["MessageId"]: letter for letter in letters}
+
+    def _delete_dead(self, held: dict[str, dict[str, Any]], ids: Sequence[str]) -> None:
+        handles = [{"ReceiptHandle": held.pop(id_)["ReceiptHandle"]} for id_ in ids]
+        self._send_batches("DeleteMessageBatch", self._dead.url, handles, "deleted from the dead letters")
+
+    def _return_dead(self, letters: Sequence[dict[str, Any]]) -> None:
+        visible = [{"ReceiptHandle": letter["ReceiptHandle"], "VisibilityTimeout": 0} for letter in letters]
+        self._send_batches("ChangeMessageVisibilityBatch", self._dead.url, visible, "returned to the dead letters")
 
     def _dead_letter(self, letter: Mapping[str, Any]) -> DeadLetter:
         # Another program may have written these attributes.
@@ -307,9 +241,9 @@ class SqsQueue:
         accepted = 0
         for first in range(0, len(entries), TOGETHER):
             pending = {str(i): entry for i, entry in enumerate(entries[first : first + TOGETHER])}
-            for attempt in range(ATTEMPTS):
+            for attempt in range(retries.SQS_ATTEMPTS):
                 if attempt:
-                    clock.sleep(clock.jitter(BACKOFF_SECONDS * 2**attempt))
+                    clock.sleep(clock.jitter(retries.SQS_PAUSE_SECONDS * 2**attempt))
                 answer = self._call(
                     operation,
                     {"QueueUrl": url, "Entries": [{"Id": id_, **entry} for id_, entry in pending.items()]},
@@ -337,22 +271,10 @@ class SqsQueue:
         codes = ", ".join(sorted({x["Code"] for x in entries})) or "no answer"
         return TryAgainError(
             "queue-busy",
-            f"The queue {self.name!r} did not accept the other messages of {operation} in {ATTEMPTS} attempts: {codes}. "
-            f"{progress}",
+            f"The queue {self.name!r} did not accept the other messages of {operation} in {retries.SQS_ATTEMPTS} attempts: "
+            f"{codes}. {progress}",
             next="run the same command again; `lakeupsert run` sends missing messages",
         )
-
-    def _field(self, operation: str, name: str, **parameters: object) -> object:
-        """One field of the answer that SQS always gives."""
-        answer = self._call(operation, parameters)
-        if name not in answer:
-            raise ConfigurationError(
-                "queue-unusable",
-                f"The server at {self._client.meta.endpoint_url} is not SQS: its answer to {operation} has no {name}. "
-                f"{NOTHING_DONE}",
-                next="correct AWS_ENDPOINT_URL_SQS (or AWS_ENDPOINT_URL), or unset it",
-            )
-        return answer[name]
 
     def _call(
         self, operation: str, parameters: Mapping[str, object], progress: str = NOTHING_DONE, stale: object = ...
@@ -386,10 +308,10 @@ class SqsQueue:
                     next=install_extra("aws"),
                 ) from e
             config = Config(
-                connect_timeout=5,
-                read_timeout=MOST_WAIT_SECONDS + 10,
+                connect_timeout=retries.CONNECT_SECONDS,
+                read_timeout=retries.MOST_WAIT_SECONDS + retries.ANSWER_SECONDS,
                 # A message that is sent twice is harmless. If a receive is repeated, its first message stays hidden for a while.
-                retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+                retries={"mode": "standard", "total_max_attempts": retries.SQS_ATTEMPTS},
             )
             try:
                 # its own session, because the default one is not thread-safe
@@ -470,9 +392,5 @@ def _code(e: "ClientError") -> str:
     return str(e.response["Error"].get("Code", "")).rpartition(".")[2]
 
 
-def _receives(attributes: Mapping[str, str]) -> int:
-    return int(attributes["ApproximateReceiveCount"])
-
-
 def _visibility(seconds: float) -> int:
-    return min(LONGEST_LEASE_SECONDS, ceil(seconds))
+    return min(retries.LONGEST_SQS_LEASE_SECONDS, ceil(seconds))

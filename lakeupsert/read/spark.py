@@ -292,7 +292,7 @@ def _hadoop_options(spark: SparkSession, home: str) -> dict[str, str]:
 
     scheme, place = urlsplit(home)[:2]
     if scheme == "s3a":
-        from lakeupsert.storage.s3 import s3a_settings  # brings boto3
+        from lakeupsert.storage.s3_client import s3a_settings  # brings boto3
 
         wanted, bucket = s3a_settings_of(spark, s3a_settings()), f"fs.s3a.bucket.{place}."
         if is_set("fs.s3a.access.key", f"{bucket}access.key"):

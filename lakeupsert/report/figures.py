@@ -1,16 +1,15 @@
 """The figures of the page. Each is a section, or a line if there is nothing to draw."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
 from itertools import islice, pairwise
 from xml.etree.ElementTree import Element
 
 from lakeupsert.report.attention import REPLAY, replay
 from lakeupsert.report.charts import MANY, Bar, Day, Mark, Span, Tick, bars, calendar, columns, lanes, legend, line
-from lakeupsert.report.html import e, prose
+from lakeupsert.report.html import details, e, prose, section, table
 from lakeupsert.report.nights import PAUSE, Merge, Night, Partition, ReportData
 from lakeupsert.report.numbers import count, duration, size, when
 from lakeupsert.table.layout import partition_text
@@ -26,10 +25,6 @@ MONTHS = 36
 """How many months the calendar shows."""
 OPEN = 30
 """How many batches the table of batches shows before it folds the others."""
-GENERATED = re.compile("[0-9a-f]{32}")
-LONG_NUMBER = re.compile("[0-9,]{10,}")
-SHORT = 24
-"""A text of so many letters stays on one line."""
 LANES = 32
 """How many workers the timeline shows."""
 SHORTEST_RUN = timedelta(seconds=1)
@@ -78,7 +73,7 @@ def _calendar(data: ReportData) -> Figure:
     keys[-1] = (keys[-1][0], f"{keys[-1][1]} batches")
     keys += [(mark, f"{SIGNS[mark]} {mark}") for mark in SIGNS if any(mark in p.marks for p in data.partitions)]
     left_out = f"Months before {months[0][0]}-{months[0][1]:02d} are left out." if len(shown) < len(days) else ""
-    return _section(
+    return section(
         title,
         left_out,
         legend(keys),
@@ -89,7 +84,7 @@ def _calendar(data: ReportData) -> Figure:
 
 def _most_touched(data: ReportData) -> Figure:
     title = f"Most touched partitions{f', by {data.column}' if data.column else ''}"
-    return _section(title, "", _touched_table(data), wide=True) if data.partitions else Line(title, "No partition yet.")
+    return section(title, "", _touched_table(data), wide=True) if data.partitions else Line(title, "No partition yet.")
 
 
 def _touched_table(data: ReportData) -> Element:
@@ -97,7 +92,7 @@ def _touched_table(data: ReportData) -> Element:
         (p.value, f"{p.times:,}", f"{p.last:,}", f"{p.rows:,}", size(p.bytes), ", ".join(p.marks) or "whole")
         for p in _by_touches(data)
     ]
-    return _table(("most touched", ">batches", ">last batch", ">rows", ">size", "state"), rows, len(data.partitions))
+    return table(("most touched", ">batches", ">last batch", ">rows", ">size", "state"), rows, len(data.partitions))
 
 
 def _by_touches(data: ReportData) -> list[Partition]:
@@ -121,12 +116,12 @@ def _timeline(data: ReportData) -> Figure:
     title = "Last run"
     if not by_worker:
         return Line(title, "No merge in these batches.")
-    spans = {worker: _merge_spans(merges) for worker, merges in sorted(by_worker.items())}
-    in_order = sorted((s for of_worker in spans.values() for s in of_worker), key=lambda s: s.began)
-    begin, end = in_order[0].began, max(s.ended for s in in_order)
+    placed = {worker: _one_by_one(merges) for worker, merges in sorted(by_worker.items())}
+    in_order = sorted((merge for merges in placed.values() for merge in merges), key=lambda m: m.began)
+    begin, end = in_order[0].began, max(merge.ended for merge in in_order)
     length = (end - begin).total_seconds()
     summary = (
-        f"{count(len(in_order), 'merge')} up to batch {run[-1].batch} by {count(len(spans), 'worker')}, "
+        f"{count(len(in_order), 'merge')} up to batch {run[-1].batch} by {count(len(placed), 'worker')}, "
         f"from {when(begin)}, in {duration(length)}."
     )
     if end - begin < SHORTEST_RUN:
@@ -135,55 +130,40 @@ def _timeline(data: ReportData) -> Figure:
         (u, n) for u, n in (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0)) if length > 2 * n or n == 1
     )
     bars_of_worker = {
-        f"{worker}: {count(len(of_worker), 'merge')}, {duration(sum(s.merge.seconds for s in of_worker))}": [
-            Span((s.began - begin).total_seconds() / per, (s.ended - begin).total_seconds() / per, _merge_tip(s.merge))
-            for s in of_worker
+        f"{worker}: {count(len(merges), 'merge')}, {duration(sum(m.seconds for m in merges))}": [
+            Span((m.began - begin).total_seconds() / per, (m.ended - begin).total_seconds() / per, _merge_tip(m))
+            for m in merges
         ]
-        for worker, of_worker in islice(spans.items(), LANES)
+        for worker, merges in islice(placed.items(), LANES)
     }
-    more = f" {len(spans) - LANES:,} more workers are left out." if len(spans) > LANES else ""
-    return _section(
+    more = f" {len(placed) - LANES:,} more workers are left out." if len(placed) > LANES else ""
+    return section(
         title,
         f"{summary}{more}",
         lanes(bars_of_worker, text="{:,.0f}".format, x=f"{unit} since its first merge began"),
-        _details("These merges", _merge_table(in_order)),
+        details("These merges", _merge_table(in_order)),
         wide=True,
         tip=f"A run ends at a pause of {duration(PAUSE.total_seconds())}, or at the next batch. {SHARED}",
     )
 
 
-@dataclass(frozen=True)
-class _MergeSpan:
-    began: datetime
-    ended: datetime
-    merge: Merge
-
-
-def _merge_table(spans: Sequence[_MergeSpan]) -> Element:
+def _merge_table(merges: Sequence[Merge]) -> Element:
     rows = [
-        (
-            s.merge.partition,
-            s.merge.worker,
-            when(s.began),
-            duration(s.merge.seconds),
-            f"{s.merge.batch:,}",
-            f"{s.merge.rows:,}",
-        )
-        for s in spans[:LISTED]
+        (m.partition, m.worker, when(m.began), duration(m.seconds), f"{m.batch:,}", f"{m.rows:,}")
+        for m in merges[:LISTED]
     ]
-    return _table(("partition", "worker", "began", ">took", ">batch", ">rows"), rows, len(spans))
+    return table(("partition", "worker", "began", ">took", ">batch", ">rows"), rows, len(merges))
 
 
-def _merge_spans(merges: Sequence[Merge]) -> list[_MergeSpan]:
-    """The times of a worker's merges, placed one before the other from the last one on.
+def _one_by_one(merges: Sequence[Merge]) -> list[Merge]:
+    """A worker's merges, placed one before the other from the last one on.
 
     A worker merges one partition after the other, but commits the partitions of one call together.
     """
-    spans: list[_MergeSpan] = []
+    placed: list[Merge] = []
     for merge in reversed(merges):
-        ended = min(merge.ended, spans[-1].began) if spans else merge.ended
-        spans.append(_MergeSpan(ended - timedelta(seconds=merge.seconds), ended, merge))
-    return spans[::-1]
+        placed.append(replace(merge, ended=min(merge.ended, placed[-1].began)) if placed else merge)
+    return placed[::-1]
 
 
 def _merge_tip(merge: Merge) -> str:
@@ -208,7 +188,7 @@ def _slowest(data: ReportData) -> Figure:
         for m in rows
     ]
     heads = ("partition", "took", "batch", "rows", "written")
-    return _section(title, _rest(len(slowest)), bars(ranking, heads), tip=f"The longest single merge of each. {SHARED}")
+    return section(title, _rest(len(slowest)), bars(ranking, heads), tip=f"The longest single merge of each. {SHARED}")
 
 
 def _rest(n: int) -> str:
@@ -219,56 +199,37 @@ def _rest(n: int) -> str:
 
 
 def _rows(data: ReportData) -> Figure:
-    return _per_batch(
-        data,
-        "Rows appended per batch",
-        [("fill", "to be merged"), ("fill2", "superseded within the batch")],
-        [
-            [
-                Mark(
-                    n.rows - n.superseded,
-                    f"{count(n.rows, 'row')} appended, {n.superseded:,} of them superseded",
-                    "fill",
-                ),
-                Mark(n.superseded, f"{count(n.superseded, 'row')} superseded", "fill2"),
-            ]
-            for n in data.nights
-        ],
-        _axis_number,
-        "rows",
-    )
+    def stack(n: Night) -> list[Mark]:
+        tip = f"{count(n.rows, 'row')} appended, {n.superseded:,} of them superseded"
+        superseded = Mark(n.superseded, f"{count(n.superseded, 'row')} superseded", "fill2")
+        return [Mark(n.rows - n.superseded, tip, "fill"), superseded]
+
+    keys = [("fill", "to be merged"), ("fill2", "superseded within the batch")]
+    return _per_batch(data, "Rows appended per batch", keys, stack, _axis_number, "rows")
 
 
 def _bytes(data: ReportData) -> Figure:
-    return _per_batch(
-        data,
-        "Bytes written per batch",
-        [("fill2", "appended"), ("fill", "written by merges")],
-        [
-            [
-                Mark(n.bytes_appended, f"{size(n.bytes_appended)} appended", "fill2"),
-                Mark(
-                    n.bytes_written, f"{size(n.bytes_written)} written by {'' if n.whole else 'known '}merges", "fill"
-                ),
-            ]
-            for n in data.nights
-        ],
-        _axis_size,
-        "compressed bytes",
-    )
+    def stack(n: Night) -> list[Mark]:
+        written = f"{size(n.bytes_written)} written by {'' if n.whole else 'known '}merges"
+        appended = Mark(n.bytes_appended, f"{size(n.bytes_appended)} appended", "fill2")
+        return [appended, Mark(n.bytes_written, written, "fill")]
+
+    keys = [("fill2", "appended"), ("fill", "written by merges")]
+    return _per_batch(data, "Bytes written per batch", keys, stack, _axis_size, "compressed bytes")
 
 
 def _per_batch(
     data: ReportData,
     title: str,
     keys: Sequence[tuple[str, str]],
-    stacks: Sequence[Sequence[Mark]],
+    stack: Callable[[Night], Sequence[Mark]],
     text: Callable[[float], str],
     y: str,
     *below: Element,
 ) -> Figure:
     """A section with a stack for each night. ``below``: what follows the chart."""
     nights = data.nights
+    stacks = [stack(night) for night in nights]
     if not any(mark.value for marks in stacks for mark in marks):
         return Line(title, "None in these batches." if nights else NO_NIGHT)
     named = [
@@ -280,7 +241,7 @@ def _per_batch(
     ]
     pale = [("fill withdrawn", "withdrawn")] if any(n.withdrawn for n in nights) else []
     chart = columns(named, _ticks(nights), text=text, y=y)
-    return _section(title, "", legend([*keys, *pale, *_event_key(nights)]), chart, *below, wide=len(nights) > MANY)
+    return section(title, "", legend([*keys, *pale, *_event_key(nights)]), chart, *below, wide=len(nights) > MANY)
 
 
 def _amplification(data: ReportData) -> Figure:
@@ -297,7 +258,7 @@ def _amplification(data: ReportData) -> Figure:
             title, "None of these batches is merged in every partition that it touches." if nights else NO_NIGHT
         )
     unknown = sum(p is None and n.kind == "batch" for p, n in zip(points, nights, strict=True))
-    return _section(
+    return section(
         title,
         f"Left out: {count(unknown, 'batch', 'es')} not merged in every partition, or with trimmed versions."
         if unknown
@@ -324,7 +285,7 @@ def _ages(data: ReportData) -> Figure:
         for low, high, n in _classes(data.ages)
     ]
     tip = f"Days from a partition's {data.column} to the receipt of its rows; negative: received before that day."
-    return _section(title, "", bars(rows, ("days late", "rows", "share")), tip=tip)
+    return section(title, "", bars(rows, ("days late", "rows", "share")), tip=tip)
 
 
 def _classes(ages: Mapping[int, int]) -> list[tuple[int, int, int]]:
@@ -343,20 +304,20 @@ def _quarantine(data: ReportData) -> Figure:
         totals.update(night.quarantined)
     reasons = [reason for reason, _ in totals.most_common()]
     class_ = {reason: f"c{min(i, REASONS)}" for i, reason in enumerate(reasons)}
-    stacks = [
-        [Mark(n.quarantined[r], f"{n.quarantined[r]:,} {r}", class_[r]) for r in reasons if r in n.quarantined]
-        for n in data.nights
-    ]
+
+    def stack(n: Night) -> list[Mark]:
+        return [Mark(n.quarantined[r], f"{n.quarantined[r]:,} {r}", class_[r]) for r in reasons if r in n.quarantined]
+
     keys = [(class_[r], r) for r in reasons[:REASONS]] + ([(f"c{REASONS}", "others")] if reasons[REASONS:] else [])
     rows = [
         (r, f"{totals[r]:,}", *((x.where, x.reason) if (x := data.examples.get(r)) else ("not found", "")))
         for r in reasons
     ]
-    examples = _table(("reason", ">rows", "for example", "why"), rows, len(rows))
+    examples = table(("reason", ">rows", "for example", "why"), rows, len(rows))
     take, merge = replay(data.table)
     again = e("p", *prose(f"{REPLAY[:1].upper()}{REPLAY[1:]}: `{take}`, then `{merge}`."), class_="note")
     below = (examples, *([again] if data.status.quarantined else []))
-    return _per_batch(data, "Quarantined rows per batch, by reason", keys, stacks, _axis_number, "rows", *below)
+    return _per_batch(data, "Quarantined rows per batch, by reason", keys, stack, _axis_number, "rows", *below)
 
 
 def _numbers(data: ReportData) -> Figure:
@@ -381,20 +342,18 @@ def _numbers(data: ReportData) -> Figure:
     rows = [_numbers_row(n, changes) for n in reversed(data.nights)]
     classes = ["withdrawn" if n.withdrawn else None for n in reversed(data.nights)]
     older = (
-        [_details(f"{len(rows) - OPEN:,} older batches", _table(heads, rows[OPEN:], 0, classes[OPEN:]))]
+        [details(f"{len(rows) - OPEN:,} older batches", table(heads, rows[OPEN:], 0, classes[OPEN:]))]
         if len(rows) > OPEN
         else []
     )
-    return _section(title, "Newest first.", _table(heads, rows[:OPEN], 0, classes[:OPEN]), *older, wide=True)
+    return section(title, "Newest first.", table(heads, rows[:OPEN], 0, classes[:OPEN]), *older, wide=True)
 
 
 def _shown_changes(nights: Sequence[Night]) -> list[str]:
     """The names of the changes that have a column: rare ones have none if nothing was counted."""
-    names = [*Changes.__struct_fields__]
-    for rare in ("newer_than_extract", "deletes_without_row"):
-        if not any(getattr(night.changes, rare) for night in nights):
-            names.remove(rare)
-    return names
+    rare = {"newer_than_extract", "deletes_without_row"}
+    names = Changes.__struct_fields__
+    return [name for name in names if name not in rare or any(getattr(night.changes, name) for night in nights)]
 
 
 def _numbers_row(n: Night, changes: Sequence[str]) -> Sequence[str]:
@@ -431,7 +390,7 @@ def _event_key(nights: Sequence[Night]) -> list[tuple[str, str]]:
 
 
 def _ticks(nights: Sequence[Night]) -> list[Tick]:
-    return [Tick(f"{n.number}", f"{n.received:%m-%d}", f"{_batch_title(n)}" if n.note else "") for n in nights]
+    return [Tick(f"{n.number}", f"{n.received:%m-%d}", _batch_title(n) if n.note else "") for n in nights]
 
 
 def _axis_number(n: float) -> str:
@@ -443,67 +402,6 @@ def _axis_number(n: float) -> str:
 
 def _axis_size(n: float) -> str:
     return size(n).replace(".0 ", " ")
-
-
-# ---------------------------------------------------------------- parts
-
-
-def _section(title: str, note: str, *content: Element, wide: bool = False, tip: str = "") -> Element:
-    """``tip``: what the figure means, shown by the mouse over its title."""
-    return e(
-        "section",
-        e("h2", title, title=tip or None),
-        e("p", note, class_="note") if note else [],
-        content,
-        class_="wide" if wide else None,
-    )
-
-
-def _table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], total: int, row_classes: Sequence[str | None] = ()
-) -> Element:
-    """A table. On a phone each row becomes a paragraph, and each cell says its heading.
-
-    A heading that starts with `>` aligns its column to the right. ``row_classes``: the CSS class of each row, if given.
-    """
-    names = [head.removeprefix(">") for head in heads]
-    classes = ["n" if head[0] == ">" else None for head in heads]
-    body = [
-        e(
-            "tr",
-            [_cell(cell, name, class_) for cell, class_, name in zip(row, classes, names, strict=True)],
-            class_=row_class,
-        )
-        for row, row_class in zip(rows, row_classes or [None] * len(rows), strict=True)
-    ]
-    headings = [e("th", name, class_=class_) for name, class_ in zip(names, classes, strict=True)]
-    more = [e("p", f"and {total - len(rows):,} more", class_="note")] if total > len(rows) else []
-    return e("div", e("table", e("thead", e("tr", headings)), e("tbody", body), class_="rows"), more, class_="scroll")
-
-
-def _cell(text: str, head: str, class_: str | None) -> Element:
-    """A cell. What is shortened is whole in the tooltip."""
-    shown = _shorten(text)
-    # `2020-01-01` would break at a hyphen, and `null_key` anywhere.
-    classes = [class_ or ("short" if len(text) <= SHORT else ""), "zero" if text in ("0", "0 B") else ""]
-    return e(
-        "td",
-        shown,
-        class_=" ".join(filter(None, classes)) or None,
-        data_head=head,
-        title=text if shown != text else None,
-    )
-
-
-def _shorten(text: str) -> str:
-    """A generated id by its first digits, as Git shows its own; a number above 10 million in millions."""
-    if GENERATED.fullmatch(text):
-        return text[:8]
-    return f"{int(text.replace(',', '')) / 1e6:,.1f} M" if LONG_NUMBER.fullmatch(text) else text
-
-
-def _details(summary: str, content: Element) -> Element:
-    return e("details", e("summary", summary), content)
 
 
 FIGURES: list[Callable[[ReportData], Figure]] = [

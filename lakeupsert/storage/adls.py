@@ -12,55 +12,46 @@ Settings  account and credentials as in `storage.azureaccount`; encryption, redu
 """
 
 import base64
-import os
-import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
-import aiohttp
 import pyarrow as pa
 from adlfs import AzureBlobFileSystem
 from azure.core import MatchConditions
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
-from azure.core.pipeline.transport import AioHttpTransport
 from azure.storage.blob import BlobBlock, BlobProperties
-from azure.storage.blob.aio import BlobClient, BlobServiceClient, ContainerClient, ExponentialRetry
+from azure.storage.blob.aio import BlobClient, ContainerClient
 from fsspec.asyn import sync
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.retries import AZURE_PAUSE_SECONDS, STORE_ATTEMPTS
 from lakeupsert.storage import azureaccount
-from lakeupsert.storage.azureaccount import ADDRESS, ATTEMPTS
+from lakeupsert.storage.adls_client import counted, file_system
+from lakeupsert.storage.azureaccount import ADDRESS
 from lakeupsert.storage.base import (
     Call,
     NotFoundError,
     ObjectInfo,
-    Requests,
     StoreUnavailableError,
     UnknownOutcomeError,
     not_as_listed,
     parts_of,
 )
 from lakeupsert.storage.remote import (
-    MULTIPART_BYTES,
     PROBE,
     UNTOUCHED,
-    Conditions,
+    Parts,
     Piece,
     RangeReader,
-    ServerClock,
-    Upload,
+    ServerStore,
     unreachable,
 )
 
 if TYPE_CHECKING:
-    from azure.core.credentials import TokenCredential
-    from azure.core.pipeline.transport import AsyncHttpResponse, HttpRequest
+    from azure.core.pipeline.transport import AsyncHttpResponse
 
 Result = TypeVar("Result")
 
@@ -78,8 +69,6 @@ _AZURES = (
 )
 """Hosts of Microsoft's own storage. Others are emulators."""
 _TAKEN = {"BlobAlreadyExists", "ConditionNotMet", "PathAlreadyExists", "UnauthorizedBlobOverwrite"}
-_counted: ContextVar[tuple[Requests, Call]] = ContextVar("_counted")
-"""Where and how to count this thread's requests. Clients are shared, and send retries by themselves."""
 
 
 class _TakenError(Exception):
@@ -90,10 +79,8 @@ class _RangeError(Exception):
     """The range is behind the end of the blob."""
 
 
-class AdlsStore:
+class AdlsStore(ServerStore):
     """See `lakeupsert.storage.base.ObjectStore` for what each method promises."""
-
-    pinned = True
 
     def __init__(self, address: str) -> None:
         """``address``: `abfss://container@account.dfs.core.windows.net/path`, or `az://container/path`; `abfs` as `abfss`."""
@@ -107,8 +94,7 @@ class AdlsStore:
         self.container = parts["container"]
         self._account, self._suffix = parts["account"], parts["suffix"]
         self._prefix = f"{(parts['path'] or '').strip('/')}/".lstrip("/")
-        self.requests = Requests()
-        self._conditions = Conditions(self._server)
+        super().__init__()
 
     def __repr__(self) -> str:
         return f"AdlsStore({self.uri()!r})"
@@ -128,24 +114,6 @@ class AdlsStore:
             return None
         return None if _is_folder(properties) else _info(name, properties)
 
-    def create(self, name: str, data: bytes) -> bool:
-        parts_of(name)
-        self._conditions.prove(self, self._create, self._others_endpoint)
-        return self._create(name, data)
-
-    @contextmanager
-    def write(self, name: str) -> Iterator[Upload]:
-        parts_of(name)
-        self._conditions.prove_before_write(self, self._create, self._others_endpoint)
-        upload = Upload(_Parts(self, name))
-        try:
-            yield upload
-            upload.finish()
-        except BaseException:
-            upload.stop(abort=True)
-            raise
-        upload.stop(abort=False)
-
     def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
         infos = self._list(prefix, LISTED_AT_ONCE if limit is None else min(limit, LISTED_AT_ONCE))
         if limit is not None:
@@ -155,7 +123,7 @@ class AdlsStore:
     def delete(self, names: Iterable[str]) -> None:
         waiting = iter(names)
         while batch := list(islice(waiting, DELETED_AT_ONCE)):
-            for attempt in range(ATTEMPTS):
+            for attempt in range(STORE_ATTEMPTS):
                 answers = self._delete(batch)
                 failed = {n: a for n, a in zip(batch, answers, strict=True) if a.status_code not in (202, 404)}
                 for name, answer in failed.items():
@@ -165,10 +133,10 @@ class AdlsStore:
                 if not failed:
                     break
                 batch = list(failed)
-                clock.sleep(clock.jitter(0.2 * 2**attempt))
+                clock.sleep(clock.jitter(AZURE_PAUSE_SECONDS * 2**attempt))
             else:
                 raise unreachable(
-                    self.uri(batch[0]), f"the server was busy in each of {ATTEMPTS} attempts to delete it"
+                    self.uri(batch[0]), f"the server was busy in each of {STORE_ATTEMPTS} attempts to delete it"
                 )
 
     def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
@@ -194,6 +162,9 @@ class AdlsStore:
         return ahead
 
     # -- how
+
+    def _parts(self, name: str) -> "_Parts":
+        return _Parts(self, name)
 
     def _create(self, name: str, data: bytes) -> bool:
         path = self._path(name)
@@ -288,7 +259,7 @@ class AdlsStore:
             except FileExistsError as e:  # adlfs's word for every conflict; what Azure said is behind it
                 raise e.__context__ or e from None
 
-        before = _counted.set((self.requests, kind))
+        before = counted.set((self.requests, kind))
         try:
             answered: tuple[Result] | None = sync(self._fs.loop, answer)
         except HttpResponseError as e:
@@ -300,7 +271,7 @@ class AdlsStore:
         except (AzureError, OSError, ValueError) as e:
             raise unreachable(self.uri(name), f"{operation} got no answer from Azure Storage: {e}") from e
         finally:
-            _counted.reset(before)
+            counted.reset(before)
         if answered is None:  # fsspec's answer for a request that was cancelled, for example while the process ends
             raise unreachable(self.uri(name), f"{operation} was cancelled")
         return answered[0]
@@ -358,7 +329,7 @@ class AdlsStore:
         )
 
 
-class _Parts:
+class _Parts(Parts):
     """See `lakeupsert.storage.remote.Parts`: blocks of a block blob. Azure deletes uncommitted blocks after a week."""
 
     def __init__(self, store: AdlsStore, name: str) -> None:
@@ -368,9 +339,6 @@ class _Parts:
 
     def put(self, data: bytes) -> None:
         self._store._put(self._name, data)
-
-    def begin(self) -> None:
-        pass
 
     def send(self, number: int, data: bytes) -> str:
         block = base64.b64encode(f"{self._upload}{number:05}".encode()).decode()
@@ -382,9 +350,6 @@ class _Parts:
         blob, blocks = self._store._blob(self._name), [BlobBlock(part) for part in parts]
         self._store._run("put", "commit_block_list", self._name, lambda: blob.commit_block_list(blocks))
 
-    def drop(self) -> None:
-        pass
-
 
 def _is_folder(blob: BlobProperties) -> bool:
     return bool(blob.metadata) and blob.metadata.get("hdi_isfolder", "").lower() == "true"
@@ -392,111 +357,3 @@ def _is_folder(blob: BlobProperties) -> bool:
 
 def _info(name: str, blob: BlobProperties) -> ObjectInfo:
     return ObjectInfo(name, blob.size, blob.etag.strip('"'), blob.last_modified.timestamp())
-
-
-class _FileSystem(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no types
-    """adlfs for one account, with a client that counts its requests and repeats them within seconds."""
-
-    cachable = False  # fsspec would keep one for each thread
-    service_client: BlobServiceClient
-
-    def __init__(self, account: str | None, suffix: str | None) -> None:
-        self.clock = ServerClock()
-        self._account = account
-        account = account or azureaccount.account_name()
-        if not account and not self.connection_string:
-            raise ConfigurationError(
-                "bad-setting",
-                "No storage account is named in the address or in the environment. Nothing was changed.",
-                next="write it as abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/path, or set AZURE_STORAGE_ACCOUNT_NAME",
-            )
-        host = account and f"{account}.blob.{suffix or 'core.windows.net'}"
-        super().__init__(account_name=account, account_host=host, use_listings_cache=False)
-
-    @property
-    def connection_string(self) -> str | None:
-        """adlfs would take that of the environment for every account."""
-        return azureaccount.connection_string(self._account)
-
-    @connection_string.setter
-    def connection_string(self, value: str | None) -> None:
-        pass
-
-    def do_connect(self) -> None:
-        with azureaccount.readable():
-            super().do_connect()
-        found = self.service_client
-        # adlfs has no way to set these. The address and the credential that it found stay.
-        self.service_client = BlobServiceClient(
-            found.url,
-            credential=found.credential,
-            transport=_Transport(
-                self.clock, connection_timeout=azureaccount.CONNECTION_SECONDS, read_timeout=azureaccount.READ_SECONDS
-            ),
-            retry_policy=ExponentialRetry(**azureaccount.backoff()),
-            raw_request_hook=_count,
-            max_single_put_size=MULTIPART_BYTES,
-            max_single_get_size=MULTIPART_BYTES,
-            max_chunk_get_size=MULTIPART_BYTES,
-        )
-
-
-class _Transport(AioHttpTransport):  # type: ignore[misc]
-    """aiohttp as Azure's library uses it, but each request is sent once: aiohttp would repeat a PUT after a lost connection, and
-    a create would then find its own blob."""
-
-    def __init__(self, server: ServerClock, **options: float) -> None:
-        super().__init__(**options)
-        self._server = server
-
-    async def send(self, request: "HttpRequest", **options: object) -> "AsyncHttpResponse":
-        answer = await super().send(request, middlewares=(_send_once,), **options)
-        self._server.note({name.lower(): value for name, value in answer.headers.items()})
-        return answer
-
-
-async def _send_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    try:
-        return await send(request)
-    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as e:
-        raise aiohttp.ClientConnectionError(str(e)) from e  # aiohttp repeats after the other two
-
-
-def file_system(account: str | None, suffix: str | None = None) -> AzureBlobFileSystem:
-    """adlfs for an account (None: the environment's). Thread-safe. Raises ConfigurationError if no account is named."""
-    return _file_system(os.getpid(), azureaccount.environment(), account, suffix)
-
-
-def credential(account: str) -> "TokenCredential | str | None":
-    """What adlfs found for an account besides a connection string: an identity, a key or a shared access signature."""
-    found = file_system(account)
-    return found.sync_credential or found.account_key or found.sas_token
-
-
-@lru_cache(maxsize=8)
-def _file_system(
-    process: int, environment: azureaccount.Environment, account: str | None, suffix: str | None
-) -> AzureBlobFileSystem:
-    """Kept per process, because a fork would share connections, and per environment, which holds the credentials."""
-    made = _FileSystem(account, suffix)
-    _made.add(made)
-    return made
-
-
-_made: "weakref.WeakSet[_FileSystem]" = weakref.WeakSet()
-
-
-def _leave_to_parent() -> None:
-    """Closing a client at exit is the parent's. The child has no thread for the parent's event loop and would wait for ever."""
-    for made in _made:
-        for reference in weakref.getweakrefs(made):
-            if isinstance(reference.__callback__, weakref.finalize):
-                reference.__callback__.detach()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-def _count(request: object) -> None:
-    counted, kind = _counted.get()
-    counted.count(kind)

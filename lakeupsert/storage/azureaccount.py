@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.retries import AZURE_PAUSE_SECONDS, CONNECT_SECONDS, READ_SECONDS, STORE_ATTEMPTS
 
 if TYPE_CHECKING:
     from azure.core.exceptions import HttpResponseError
@@ -24,9 +25,6 @@ CONNECTIONS = 64
 """Connections that a client keeps. More threads than that still work, with connections that are not kept."""
 EMULATOR = "devstoreaccount1"
 """The account name of every emulator."""
-CONNECTION_SECONDS, READ_SECONDS = 5, 30
-ATTEMPTS = 4
-"""Attempts of a repeatable request, with the SDK's exponential pauses."""
 
 Environment = tuple[tuple[str, str], ...]
 
@@ -94,13 +92,14 @@ def transport() -> "RequestsTransport":
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS))
     return RequestsTransport(
-        session=session, session_owner=False, connection_timeout=CONNECTION_SECONDS, read_timeout=READ_SECONDS
+        session=session, session_owner=False, connection_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS
     )
 
 
 def backoff() -> dict[str, float]:
-    """Arguments of the SDK's ExponentialRetry: at most `ATTEMPTS` within about eight seconds."""
-    return {"initial_backoff": 0.2, "increment_base": 2, "random_jitter_range": 1, "retry_total": ATTEMPTS - 1}
+    """Arguments of the SDK's ExponentialRetry: at most `STORE_ATTEMPTS` within about eight seconds."""
+    pauses = {"initial_backoff": AZURE_PAUSE_SECONDS, "increment_base": 2, "random_jitter_range": 1}
+    return {**pauses, "retry_total": STORE_ATTEMPTS - 1}
 
 
 def is_busy(status: int) -> bool:

@@ -10,23 +10,27 @@ server, `RACES` races try that; an object named after `PROBE`, the endpoint and 
 import hashlib
 import io
 import threading
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Protocol
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.retries import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS
 from lakeupsert.storage.base import (
     ObjectInfo,
     ObjectReader,
     ObjectStore,
+    Requests,
     StoreUnavailableError,
     UnknownOutcomeError,
     not_as_listed,
+    parts_of,
 )
 from lakeupsert.storage.races import Create, race
 
@@ -55,8 +59,6 @@ BURST_SECONDS = 0.2
 """Each second in which a process wants to send more and is refused nothing raises its rate by a fifth, and by a tenth after the
 first refusal. A refusal lowers it to 30 % less than was really sent, once a second, since the requests on their way are refused
 too. Faster: more is refused. Slower: a process stays below what it could send (tests/unit/test_pace.py plays both)."""
-PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 5.0
 
 UNTOUCHED = "Earlier commits are untouched."
 """For errors of requests: no request undoes a commit."""
@@ -301,7 +303,8 @@ class Parts(Protocol):
         """Send the whole object."""
 
     def begin(self) -> None:
-        """Start an upload in parts."""
+        """Start an upload in parts, if the server must know."""
+        return
 
     def send(self, number: int, data: bytes) -> str:
         """Send a part, numbered from 1. Returns the server's id for it."""
@@ -310,7 +313,8 @@ class Parts(Protocol):
         """Make the object of ``size`` bytes appear from these parts."""
 
     def drop(self) -> None:
-        """Discard the parts that were sent."""
+        """Discard the parts that were sent, unless the server does that by itself."""
+        return
 
 
 class Upload(io.RawIOBase):
@@ -360,3 +364,51 @@ class Upload(io.RawIOBase):
         body = bytes(self._held[:PART_BYTES])
         del self._held[:PART_BYTES]
         self._sent.append(self._pool.submit(self._server.send, len(self._sent) + 1, body))
+
+
+class ServerStore(ObjectStore):
+    """A store whose server decides who creates an object. The server is checked before the first one."""
+
+    pinned = True
+
+    def __init__(self) -> None:
+        self._requests = Requests()
+        self._conditions = Conditions(self._server)
+
+    @property
+    def requests(self) -> Requests:
+        return self._requests
+
+    def create(self, name: str, data: bytes) -> bool:
+        parts_of(name)
+        self._conditions.prove(self, self._create, self._others_endpoint)
+        return self._create(name, data)
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[Upload]:
+        parts_of(name)
+        self._conditions.prove_before_write(self, self._create, self._others_endpoint)
+        upload = Upload(self._parts(name))
+        try:
+            yield upload
+            upload.finish()
+        except BaseException:
+            upload.stop(abort=True)
+            raise
+        upload.stop(abort=False)
+
+    @abstractmethod
+    def _create(self, name: str, data: bytes) -> bool:
+        """`create` without the check of the server."""
+
+    @abstractmethod
+    def _parts(self, name: str) -> Parts: ...
+
+    @abstractmethod
+    def _server(self) -> str:
+        """The server's name and version, by its last answer."""
+
+    @property
+    @abstractmethod
+    def _others_endpoint(self) -> str | None:
+        """The address of a server that is not the vendor's own; None: the vendor's."""

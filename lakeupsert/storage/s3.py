@@ -10,29 +10,22 @@ Settings  region, endpoint, profile, certificates and credentials are boto3's ow
 """
 
 import itertools
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
-from contextvars import ContextVar
-from functools import lru_cache
+from contextlib import closing, suppress
 from itertools import islice
 from typing import Any
-from urllib.parse import urlsplit
 
-import boto3
 import botocore.exceptions as errors
 import pyarrow as pa
-from botocore.client import BaseClient
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.retries import REFUSED_ATTEMPTS, STORE_ATTEMPTS
 from lakeupsert.storage.base import (
     Call,
     NotFoundError,
     ObjectInfo,
-    Requests,
     StoreUnavailableError,
     UnknownOutcomeError,
     not_as_listed,
@@ -41,25 +34,18 @@ from lakeupsert.storage.base import (
 from lakeupsert.storage.remote import (
     PROBE,
     UNTOUCHED,
-    Conditions,
     Pace,
     Piece,
     RangeReader,
     ServerClock,
+    ServerStore,
     TooManyRequestsError,
-    Upload,
     pause,
     too_many_requests,
     unreachable,
 )
+from lakeupsert.storage.s3_client import client_here, counted, is_amazons, pace_of
 
-CONNECTIONS = 64
-"""Connections that a process keeps. More threads than that still work, with connections that are not kept."""
-ATTEMPTS = 4
-"""Attempts of every request except a create, if there is no answer or 5xx; of a create after a 409."""
-REFUSED_ATTEMPTS = 12
-"""Attempts of a request that S3 refuses because it gets too many: on average 20 s of pauses. More: a server that only ever says
-503 is reported later. Fewer: a night over S3's limit fails where it would only be slower."""
 TAIL_BYTES = 256 << 10
 """Bytes to read from the end when an object is opened, with its size and etag: a Parquet footer, or all of a small object."""
 DELETED_AT_ONCE = 1000
@@ -91,9 +77,6 @@ _NETWORK = (
     ResponseParserError,
 )
 
-_counted: ContextVar[tuple[Requests, Call]] = ContextVar("_counted")
-"""Where and how to count this thread's requests. Clients are shared, and send retries by themselves."""
-
 
 class _ConditionError(Exception):
     """412: the object exists (create), or was replaced (read)."""
@@ -107,10 +90,8 @@ class _ConflictError(Exception):
     """409: another request for the same name is under way."""
 
 
-class S3Store:
+class S3Store(ServerStore):
     """See `lakeupsert.storage.base.ObjectStore` for what each method promises."""
-
-    pinned = True
 
     def __init__(self, address: str) -> None:
         """``address``: `s3://bucket/prefix`; `s3a://` means the same."""
@@ -120,9 +101,8 @@ class S3Store:
             raise ConfigurationError(
                 "bad-setting", f"{address} names no bucket.", next="write it as s3://bucket/prefix"
             )
-        self.requests = Requests()
         self._clock = ServerClock()
-        self._conditions = Conditions(self._server)
+        super().__init__()
 
     def __repr__(self) -> str:
         return f"S3Store({self.uri()!r})"
@@ -145,24 +125,6 @@ class S3Store:
             return None
         return ObjectInfo(name, answer["ContentLength"], answer["ETag"].strip('"'), answer["LastModified"].timestamp())
 
-    def create(self, name: str, data: bytes) -> bool:
-        parts_of(name)
-        self._conditions.prove(self, self._create, self._others_endpoint)
-        return self._create(name, data)
-
-    @contextmanager
-    def write(self, name: str) -> Iterator[Upload]:
-        parts_of(name)
-        self._conditions.prove_before_write(self, self._create, self._others_endpoint)
-        upload = Upload(_Parts(self, name))
-        try:
-            yield upload
-            upload.finish()
-        except BaseException:
-            upload.stop(abort=True)
-            raise
-        upload.stop(abort=False)
-
     def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
         return islice(self._list(prefix, 1000 if limit is None else min(limit, 1000)), limit)
 
@@ -182,7 +144,7 @@ class S3Store:
                 refused = any(failed[name]["Code"] == "SlowDown" for name in batch)
                 if refused:
                     self._pace.slow_down()
-                if attempt + 1 >= (REFUSED_ATTEMPTS if refused else ATTEMPTS):
+                if attempt + 1 >= (REFUSED_ATTEMPTS if refused else STORE_ATTEMPTS):
                     what = f"{failed[batch[0]]['Code']} in each of {attempt + 1} attempts to delete it"
                     raise unreachable(self.uri(batch[0]), what)
                 pause(attempt)
@@ -210,8 +172,11 @@ class S3Store:
 
     # -- how
 
+    def _parts(self, name: str) -> "_Parts":
+        return _Parts(self, name)
+
     def _create(self, name: str, data: bytes) -> bool:
-        for attempt in range(ATTEMPTS):
+        for attempt in range(STORE_ATTEMPTS):
             try:
                 self._call("create", "put_object", name, Body=data, IfNoneMatch="*")
                 return True
@@ -222,7 +187,7 @@ class S3Store:
             except StoreUnavailableError as e:
                 raise UnknownOutcomeError(e.message) from e
         raise UnknownOutcomeError(
-            f"{self.uri(name)}: another request for it was under way in each of {ATTEMPTS} attempts"
+            f"{self.uri(name)}: another request for it was under way in each of {STORE_ATTEMPTS} attempts"
         )
 
     def _list(self, prefix: str, page: int) -> Iterator[ObjectInfo]:
@@ -262,7 +227,7 @@ class S3Store:
         options = {"Range": wanted} if wanted else {}
         if etag is not None:
             options["IfMatch"] = f'"{etag}"'
-        for attempt in range(ATTEMPTS):
+        for attempt in range(STORE_ATTEMPTS):
             try:
                 answer = self._call("get", "get_object", name, **options)
                 with closing(answer["Body"]) as body:
@@ -277,11 +242,11 @@ class S3Store:
         if isinstance(last_error, errors.FlexibleChecksumError):
             raise self._wrong_checksum(name, last_error, ranged=wanted is not None) from last_error
         raise unreachable(
-            self.uri(name), f"the body was incomplete in each of {ATTEMPTS} attempts: {last_error}"
+            self.uri(name), f"the body was incomplete in each of {STORE_ATTEMPTS} attempts: {last_error}"
         ) from last_error
 
     def _wrong_checksum(self, name: str, error: Exception, *, ranged: bool) -> LakeupsertError:
-        what = f"the bytes did not have the checksum that came with them in any of {ATTEMPTS} attempts: {error}"
+        what = f"the bytes did not have the checksum that came with them in any of {STORE_ATTEMPTS} attempts: {error}"
         if not ranged:
             return unreachable(self.uri(name), what)
         return StoreUnavailableError(
@@ -302,12 +267,12 @@ class S3Store:
 
     @property
     def _others_endpoint(self) -> str | None:
-        endpoint: str = _client(os.getpid(), _environment()).meta.endpoint_url
-        return None if _is_amazons(endpoint) else endpoint
+        endpoint: str = client_here().meta.endpoint_url
+        return None if is_amazons(endpoint) else endpoint
 
     @property
     def _pace(self) -> Pace:
-        return _pace(os.getpid(), self.bucket, _environment())
+        return pace_of(self.bucket)
 
     def _call(self, kind: Call, operation: str, name: str | None = None, **options: object) -> dict[str, Any]:
         """One call of boto3, again if S3 does not answer or refuses it (except a create). Any: each operation has its own answer.
@@ -320,7 +285,7 @@ class S3Store:
             try:
                 return self._send(kind, operation, name, **options)
             except StoreUnavailableError as e:
-                most = ATTEMPTS
+                most = STORE_ATTEMPTS
                 if isinstance(e, TooManyRequestsError):
                     self._pace.slow_down()
                     most = REFUSED_ATTEMPTS
@@ -332,9 +297,9 @@ class S3Store:
     def _send(self, kind: Call, operation: str, name: str | None, **options: object) -> dict[str, Any]:
         if name is not None:
             options["Key"] = self._prefix + name
-        before = _counted.set((self.requests, kind))
+        before = counted.set((self.requests, kind))
         try:
-            client = _client(os.getpid(), _environment())
+            client = client_here()
             answer: dict[str, Any] = getattr(client, operation)(Bucket=self.bucket, **options)
         except _NETWORK as e:
             raise unreachable(self.uri(name or ""), f"{operation} got no answer from S3: {e}") from e
@@ -354,7 +319,7 @@ class S3Store:
                 next="correct the credentials or settings of boto3 (environment, ~/.aws, the machine's role)",
             ) from e
         finally:
-            _counted.reset(before)
+            counted.reset(before)
         self._clock.note(answer["ResponseMetadata"]["HTTPHeaders"])
         proof = _PROOFS.get(operation, "ResponseMetadata")
         if proof == "ETag" and not answer.get(proof) and _is_of_s3(answer):
@@ -464,72 +429,6 @@ class _Parts:
         return self._store._call("put", operation, self._name, UploadId=self._id, **options)
 
 
-def s3a_settings() -> dict[str, str]:
-    """Settings with which Hadoop's S3A reaches S3 as boto3 does here, by the last part of their names.
-
-    Never contains a secret: S3A finds credentials by itself. It only needs to be told to look into profiles and web identities.
-    """
-    here = os.getpid(), _environment()
-    client = _client(*here)
-    settings: dict[str, str] = {}
-    if client.meta.region_name not in (None, "aws-global"):
-        settings["endpoint.region"] = client.meta.region_name
-    if not _is_amazons(client.meta.endpoint_url):
-        settings["endpoint"] = client.meta.endpoint_url
-    if (client.meta.config.s3 or {}).get("addressing_style") == "path":
-        settings["path.style.access"] = "true"
-    credentials = _session(*here).get_credentials()
-    if credentials is not None and credentials.method not in ("env", "container-role", "iam-role"):
-        settings["aws.credentials.provider"] = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
-    return settings
-
-
-def _environment() -> tuple[tuple[str, str], ...]:
-    return tuple((name, value) for name, value in sorted(os.environ.items()) if name.startswith("AWS_"))
-
-
-@lru_cache(maxsize=4)
-def _session(process: int, environment: tuple[tuple[str, str], ...]) -> boto3.Session:
-    return boto3.Session()
-
-
-@lru_cache(maxsize=4)
-def _client(process: int, environment: tuple[tuple[str, str], ...]) -> BaseClient:
-    """A client that never repeats a request. Thread-safe.
-
-    Kept per process, because a fork would share connections, and per environment, which holds the settings.
-    """
-
-    def client(style: dict[str, str]) -> BaseClient:
-        return _session(process, environment).client(
-            "s3",
-            config=Config(
-                retries={"mode": "standard", "total_max_attempts": 1},
-                max_pool_connections=CONNECTIONS,
-                connect_timeout=5,
-                read_timeout=30,
-                s3=style,
-            ),
-        )
-
-    made = client({})
-    style = made.meta.config.s3 or {}
-    if "addressing_style" not in style and not _is_amazons(made.meta.endpoint_url):
-        made = client({"addressing_style": "path"})  # few other servers have an address for bucket.host
-    made.meta.events.register("before-send.s3", _count)
-    return made
-
-
-@lru_cache(maxsize=16)
-def _pace(process: int, bucket: str, environment: tuple[tuple[str, str], ...]) -> Pace:
-    """S3 limits each prefix, and splits a table's prefix as its load grows. Where, it does not say, so a bucket has one rate."""
-    return Pace()
-
-
-def _is_amazons(endpoint: str) -> bool:
-    return (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
-
-
 def _is_page(answer: dict[str, Any]) -> bool:
     """Whether the answer is a web page, for example a proxy's login."""
     return "html" in answer["ResponseMetadata"]["HTTPHeaders"].get("content-type", "") and not _is_of_s3(answer)
@@ -538,8 +437,3 @@ def _is_page(answer: dict[str, Any]) -> bool:
 def _is_of_s3(answer: dict[str, Any]) -> bool:
     """Answers of S3 have headers of their own."""
     return any(name.startswith("x-amz") for name in answer["ResponseMetadata"]["HTTPHeaders"])
-
-
-def _count(**event: object) -> None:
-    requests, kind = _counted.get()
-    requests.count(kind)

@@ -21,6 +21,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.decoding import decoder_of
 from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
+from lakeupsert.retries import CHAIN_ATTEMPTS, LOST_PAUSE_SECONDS, SEND_PAUSE_SECONDS, SENDS
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table import metadata
 
@@ -30,14 +31,9 @@ FORMAT = 1
 LARGEST = 10**20 - 1
 FRESH_SECONDS = 3600.0
 """How old a head may be to append after it, and how long a create may take to count as won (trimming keeps 7 days)."""
-SENDS = 6
-"""How often to send the same bytes without an answer before the store counts as unreachable."""
 
 Body = TypeVar("Body")
 Answer = TypeVar("Answer")
-
-ATTEMPTS = 20
-"""After how many lost races a writer gives up."""
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +207,7 @@ class Chain(Generic[Body]):
     def extend(
         self,
         build: Callable[[Link[Body] | None], Body | None],
-        attempts: int = ATTEMPTS,
+        attempts: int = CHAIN_ATTEMPTS,
         behind: Link[Body] | None = None,
     ) -> Link[Body] | None:
         """Append what ``build`` returns for the head, and try again after each lost race; None if it returns None.
@@ -283,7 +279,7 @@ class Chain(Generic[Body]):
             head = self.newest_number()
             if head is not None and head >= link.number:
                 return "unknown"  # it existed and was trimmed: whose it was can't be found out any more
-            clock.sleep(clock.jitter(0.05 * 2**attempt))
+            clock.sleep(clock.jitter(SEND_PAUSE_SECONDS * 2**attempt))
         raise StoreUnavailableError(
             "store-unreachable",
             f"{self._store.uri(name)}: {SENDS} attempts to create it got no answer. It may still appear; "
@@ -323,7 +319,7 @@ class Lost(Repeat):
 LOST = Lost()
 
 
-def until_won(where: str, attempt: Callable[[], Answer | Repeat], attempts: int = ATTEMPTS) -> Answer:
+def until_won(where: str, attempt: Callable[[], Answer | Repeat], attempts: int = CHAIN_ATTEMPTS) -> Answer:
     """Call ``attempt`` until it returns anything but a `Repeat`, and return that. It waits before each repetition, with jitter.
 
     Raises TryAgainError after ``attempts`` lost races; ``where`` is the address that the error names.
@@ -332,7 +328,7 @@ def until_won(where: str, attempt: Callable[[], Answer | Repeat], attempts: int 
         answer = attempt()
         if not isinstance(answer, Repeat):
             return answer
-        clock.sleep(clock.jitter(0.01 * 2 ** min(number, 7)))
+        clock.sleep(clock.jitter(LOST_PAUSE_SECONDS * 2 ** min(number, 7)))
     raise races_exhausted(where, attempts)
 
 

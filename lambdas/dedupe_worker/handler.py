@@ -17,7 +17,7 @@ from lambdas.tables import of_queue
 
 MARGIN_SECONDS = 15.0
 """Unfinished work goes back to the queue so long before the function's time is up. Longer: less time to merge. Too short: the
-function is killed first, and its messages stay hidden for two minutes (`pipeline.workers.worker.LEASE_SECONDS`)."""
+function is killed first, and its messages stay hidden for two minutes (`lakeupsert.retries.LEASE_SECONDS`)."""
 
 logger = Logger()
 

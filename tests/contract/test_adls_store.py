@@ -20,6 +20,7 @@ from lakeupsert.storage import (
     StoreUnavailableError,
     UnknownOutcomeError,
     adls,
+    adls_client,
     open_store,
     remote,
 )
@@ -52,8 +53,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """One pause of the SDK instead of three."""
-    monkeypatch.setattr(adls.azureaccount, "ATTEMPTS", 2)
-    adls._file_system.cache_clear()
+    monkeypatch.setattr(adls.azureaccount, "STORE_ATTEMPTS", 2)
+    adls_client._file_system.cache_clear()
 
 
 class TestAdlsStore(ObjectStoreContract):
@@ -266,7 +267,7 @@ def test_request_that_is_cancelled_is_no_answer(azure: Server, monkeypatch: pyte
         raise asyncio.CancelledError
 
     store = open_store("az://lake/x")
-    monkeypatch.setattr(adls._FileSystem, "_pipe_file", cancelled)
+    monkeypatch.setattr(adls_client._FileSystem, "_pipe_file", cancelled)
     with pytest.raises(UnknownOutcomeError, match="cancelled"):
         store.create("a", b"x")
     with pytest.raises(StoreUnavailableError, match="cancelled"):
@@ -308,7 +309,7 @@ def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_connection_string_of_another_account_is_not_used(azure: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
-    mine, other = adls.file_system(None), adls.file_system("other", "core.chinacloudapi.cn")
+    mine, other = adls_client.file_system(None), adls_client.file_system("other", "core.chinacloudapi.cn")
     assert mine.service_client.url.startswith(azure.url)
     assert other.service_client.url == "https://other.blob.core.chinacloudapi.cn/"
     assert other.service_client.credential.account_name == "other"
@@ -316,12 +317,12 @@ def test_connection_string_of_another_account_is_not_used(azure: Server, monkeyp
 
 @pytest.mark.usefixtures("no_connection")
 def test_queue_has_the_credentials_that_adlfs_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(adls.credential("sales")).__name__ == "DefaultAzureCredential"
+    assert type(adls_client.credential("sales")).__name__ == "DefaultAzureCredential"
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=2")
-    assert adls.credential("sales") == "?sv=1&sig=2"
-    assert adls.file_system("sales").service_client.url.endswith("?sv=1&sig=2")
+    assert adls_client.credential("sales") == "?sv=1&sig=2"
+    assert adls_client.file_system("sales").service_client.url.endswith("?sv=1&sig=2")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
-    assert adls.credential("sales") == "a2V5"
+    assert adls_client.credential("sales") == "a2V5"
 
 
 @pytest.mark.parametrize(

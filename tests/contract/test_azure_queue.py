@@ -150,7 +150,7 @@ def test_wrong_key_is_told(queue: AzureQueue, azure: Server, monkeypatch: pytest
 
 
 def test_nobody_listens(queue: AzureQueue, azure: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(azureaccount, "ATTEMPTS", 1)
+    monkeypatch.setattr(azureaccount, "STORE_ATTEMPTS", 1)
     given = azure.env["AZURE_STORAGE_CONNECTION_STRING"]
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"{given.rpartition(':')[0]}:{free_port()}/{EMULATOR}")
     with pytest.raises(TryAgainError) as raised:

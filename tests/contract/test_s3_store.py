@@ -164,7 +164,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def proxy(versitygw: Server, new_proxy: NewProxy, monkeypatch: pytest.MonkeyPatch) -> FaultProxy:
-    monkeypatch.setattr(s3, "ATTEMPTS", 2)
+    monkeypatch.setattr(s3, "STORE_ATTEMPTS", 2)
     monkeypatch.setattr(s3, "REFUSED_ATTEMPTS", 2)
     return new_proxy(versitygw)
 

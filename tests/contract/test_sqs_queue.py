@@ -14,9 +14,9 @@ import pytest
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from moto.sqs import models as moto_sqs
 
-from lakeupsert import clock
+from lakeupsert import clock, retries
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
-from lakeupsert.queue import Message, QueueStats, SqsQueue, open_queue, sqs
+from lakeupsert.queue import Message, QueueStats, SqsQueue, open_queue
 from lakeupsert.queue.base import NOTHING_DONE
 from lakeupsert.testing.queue_contract import HOLD, WorkQueueContract, drain, message, messages
 from tests.harness.servers import HOST, Server, free_port
@@ -84,7 +84,7 @@ def _environment(endpoint: str, _aws_models: None, monkeypatch: pytest.MonkeyPat
     }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sqs, "LEAST_WAIT_SECONDS", 0)  # these are one server each, and know what they have
+    monkeypatch.setattr(retries, "LEAST_WAIT_SECONDS", 0)  # these are one server each, and know what they have
 
 
 def client() -> Any:
@@ -244,11 +244,11 @@ def test_messages_that_sqs_never_takes_end_in_an_error_that_counts_the_others(
         return {"Successful": [{"Id": e["Id"]} for e in others], "Failed": failed}
 
     requests.answer = refuse_the_last
-    monkeypatch.setattr(sqs, "BACKOFF_SECONDS", 0)
+    monkeypatch.setattr(retries, "SQS_PAUSE_SECONDS", 0)
     with pytest.raises(TryAgainError, match=r"ServiceUnavailable. 11 of 12 messages were sent.") as caught:
         queue.send(messages(12))
     assert caught.value.code == "queue-busy"
-    assert requests.kinds().count("SendMessageBatch") == 1 + sqs.ATTEMPTS
+    assert requests.kinds().count("SendMessageBatch") == 1 + retries.SQS_ATTEMPTS
     assert sorted(lease.message.batch for lease in drain(queue)) == list(range(11))
 
 
@@ -458,7 +458,7 @@ JSON, HTML = "application/x-amz-json-1.0", b"<html><body>Log in to the hotel's n
 def test_answer_of_another_kind_says_what_to_do(
     status: int, body: bytes, code: str, kind: type[LakeupsertError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqs, "ATTEMPTS", 1)
+    monkeypatch.setattr(retries, "SQS_ATTEMPTS", 1)
     with Answering(status, body, JSON if body.startswith(b"{") else "text/html") as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", endpoint)
         error = refused(SqsQueue("sales"), code, kind, NOTHING_DONE)
@@ -496,7 +496,7 @@ def test_permission_that_is_missing_is_named(
 
 @no_server
 def test_endpoint_that_nobody_listens_at_asks_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqs, "ATTEMPTS", 1)
+    monkeypatch.setattr(retries, "SQS_ATTEMPTS", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", f"http://{HOST}:{free_port()}")
     refused(SqsQueue("sales"), "queue-unreachable", TryAgainError, NOTHING_DONE)
 

@@ -362,7 +362,7 @@ def test_server_that_is_not_there(tmp_path: Path, catalog: CatalogOutsider, monk
         settings["hive"] = HiveSettings(uri="thrift://127.0.0.1:1", database="default", table="t")
     else:
         monkeypatch.setenv("AWS_ENDPOINT_URL_GLUE", "http://127.0.0.1:1")
-        monkeypatch.setattr(glue, "SDK_ATTEMPTS", 1)
+        monkeypatch.setattr(glue, "GLUE_ATTEMPTS", 1)
     lake = Lake(tmp_path / "lake", **settings)
     lake.land("0.jsonl", [row("k", 0, 0)])
     lake.run()

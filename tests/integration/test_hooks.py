@@ -146,7 +146,7 @@ def test_failed_hook_does_not_hide_the_exit_code_of_a_failed_run(lake: Path) -> 
 
 
 def test_command_that_hangs_is_killed_with_what_it_started(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "SECONDS", 2.0)
+    monkeypatch.setattr(hooks, "HOOK_SECONDS", 2.0)
     configure(["sh", "-c", "sleep 600 & echo $! > pid; wait"])
     done = run()
     assert done.exit_code == 0, done.output
@@ -256,7 +256,7 @@ def test_answer_other_than_success_is_a_warning(lake: Path, service: Service, st
 def test_service_that_does_not_answer_is_a_warning(
     lake: Path, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooks, "SECONDS", 1.0)
+    monkeypatch.setattr(hooks, "HOOK_SECONDS", 1.0)
     service.status = 0
     configure(service.address)
     done = run()

@@ -286,7 +286,7 @@ def test_metadata_that_was_lost_is_written_anew_by_a_reset(tmp_path: Path) -> No
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[IcebergSettings]:
     """A catalog that takes connections, and says nothing."""
-    monkeypatch.setattr(iceberg_catalog, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(iceberg_catalog, "CATALOG_ANSWER_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
         yield IcebergSettings(catalog={"type": "rest", "uri": uri}, table=NAME)

@@ -32,7 +32,7 @@ from botocore.validate import ParamValidator
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.operations.doctor import FUNCTION_SECONDS
-from lakeupsert.pipeline.workers.worker import LEASE_SECONDS
+from lakeupsert.retries import LEASE_SECONDS
 from lambdas.append_nightly.night import ATTEMPTS
 from tests.harness.processes import wait_until
 from tests.harness.servers import free_port

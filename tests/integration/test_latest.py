@@ -16,9 +16,9 @@ from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.pipeline.merge import latest
 from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
+from lakeupsert.retries import LATEST_ATTEMPTS
 from lakeupsert.testing.faults import Points
 from tests.harness.lake import Lake, row
 
@@ -211,7 +211,7 @@ def test_versions_that_vacuum_takes_while_it_is_read_begin_it_again(lake: Lake) 
     lake.reopen()
     assert lake.rows("latest") == lake.expected(4)
 
-    points.left = latest.ATTEMPTS  # where it happens every time, it ends
+    points.left = LATEST_ATTEMPTS  # where it happens every time, it ends
     with pytest.raises(DamagedTableError) as gone:
         lake.rows("latest")
     assert (gone.value.code, points.left) == ("missing-version", 0)

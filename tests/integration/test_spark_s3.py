@@ -14,7 +14,7 @@ import pyspark
 import pytest
 
 from lakeupsert import sparkenv
-from lakeupsert.storage.s3 import ATTEMPTS
+from lakeupsert.retries import STORE_ATTEMPTS
 from tests.harness import servers
 from tests.harness.lake import Lake, row
 from tests.harness.processes import wait_until
@@ -229,7 +229,7 @@ def test_failed_and_speculative_tasks_of_an_append_leave_unnamed_files_only(lake
     data = "/_lakeupsert/data/"
     lake.configure()
     with cluster(lake.root) as address:
-        ended = append(1, Rule("lose", "PUT", data, times=ATTEMPTS))
+        ended = append(1, Rule("lose", "PUT", data, times=STORE_ATTEMPTS))
         assert [end for end in ended if end != ("Success", False)] == [("ExceptionFailure", False)]
         assert unnamed() == 1
         late = Rule("delay", "PUT", data, times=1, seconds=20)

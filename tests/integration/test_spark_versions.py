@@ -214,7 +214,7 @@ def test_append_ends_within_a_minute_if_the_server_dies_while_it_works(lake: Pat
 @pytest.mark.skipif(pyspark.__version__.startswith("3."), reason="Spark 3.5 asks how long to wait before it waits")
 def test_append_that_waits_for_a_lost_server_obeys_sigterm(lake: Path, mortal: servers.Server) -> None:
     os.mkfifo(lake / "fifo")
-    with append(lake, mortal, f"{HELD}\nspark_session.LOST_RETRIES = 1_000_000") as process:
+    with append(lake, mortal, f"{HELD}\nspark_session.SPARK_LOST_RETRIES = 1_000_000") as process:
         wait_until((lake / "held").exists, "a task runs")
         kill(mortal)
         process.terminate()

@@ -7,19 +7,17 @@ from collections import deque
 import pytest
 
 from lakeupsert import clock
+from lakeupsert.retries import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, REFUSED_ATTEMPTS
 from lakeupsert.storage.remote import (
     BURST_SECONDS,
     GROWTH_AFTER_REFUSAL,
     LEAST_RATE,
-    LONGEST_PAUSE_SECONDS,
-    PAUSE_SECONDS,
     SHRINKAGE,
     START_RATE,
     STEP_SECONDS,
     Pace,
     pause,
 )
-from lakeupsert.storage.s3 import REFUSED_ATTEMPTS
 
 chance = random.Random(0)
 

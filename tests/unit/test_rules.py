@@ -1,8 +1,10 @@
-"""docs/RULES.md names every module that deletes objects, and every constant that says how often something is repeated."""
+"""docs/RULES.md names every module that deletes objects, and every figure that says how often something is repeated."""
 
 import ast
 import re
 from pathlib import Path
+
+from lakeupsert import retries
 
 ROOT = Path(__file__).parents[2]
 RULES = (ROOT / "docs" / "RULES.md").read_text()
@@ -36,16 +38,22 @@ def test_every_module_that_deletes_objects_is_named() -> None:
 
 
 def test_every_number_of_attempts_is_named() -> None:
-    found = {
-        f"`{module}` `{name}`"
-        for module, code in CODE.items()
-        for name in re.findall(r"^((?:[A-Z]+_)?(?:ATTEMPTS|TRIES|RETRIES|SENDS))(?:: \w+)? = \d+$", code, re.MULTILINE)
-    }
-    table = RULES.split("\n## ")[2]
-    named = {
-        f"`{module}` `{name}`"
-        for row in table.splitlines()
-        for name in re.findall(r"`([A-Z_]+)`", row)
-        for module in re.findall(r"`([a-z_/]+/[a-z0-9_]+\.py)`", row)
-    }
-    assert not found - named
+    """With its value, and a module that takes it from `retries`."""
+    rows = [row.split("|") for row in RULES.split("\n## ")[2].splitlines() if "`" in row and row.startswith("|")]
+    named: dict[str, int] = {}
+    for _, _, times, _, where, _ in rows:
+        *modules, name = re.findall(r"`([a-z0-9_/]+\.py|[A-Z_]+)`", where)
+        named[name] = int(times.split()[0])
+        assert all(re.search(rf"\b{name}\b", CODE[module]) for module in modules), where
+    assert named == {name: getattr(retries, name) for name in named}
+    assert not {name for name in vars(retries) if re.search("ATTEMPTS|TRIES|RETRIES|SENDS|READS", name)} - {*named}
+
+
+def test_no_other_module_says_how_long_something_waits() -> None:
+    """No call sleeps, waits or gives up after a figure of its own, and no other module names such a figure."""
+    own = re.compile(
+        r"^(?:[A-Z]+_)*(?:ATTEMPTS|TRIES|RETRIES|SENDS|(?:LEASE|PAUSE|BACKOFF|WAIT|BUSY|RETRY)_SECONDS)(?:: \w+)? = "
+        r"|\.(?:sleep|jitter|wait)\((?:\w+=)?\d|timeout=\d",
+        re.MULTILINE,
+    )
+    assert [module for module, code in CODE.items() if module != "retries.py" and own.search(code)] == []

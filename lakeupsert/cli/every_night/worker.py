@@ -13,7 +13,7 @@ from lakeupsert.cli.program import main
 from lakeupsert.cli.tables import for_each_table
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.phrases import install_extra
-from lakeupsert.pipeline.stop import GRACE_SECONDS
+from lakeupsert.retries import GRACE_SECONDS
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table

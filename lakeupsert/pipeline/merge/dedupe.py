@@ -12,7 +12,6 @@ The caller only says where to look. What is left to merge is the ledger's entrie
 repeated message changes when a partition is merged, never what it becomes.
 """
 
-import itertools
 import logging
 import os
 import socket
@@ -31,9 +30,10 @@ from lakeupsert.pipeline.merge.next_version import version_after
 from lakeupsert.pipeline.merge.steps import Step, next_step, rewrite_step
 from lakeupsert.pipeline.merge.units import Unit, UnitResult, UnitResults, is_shared
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.retries import CHAIN_ATTEMPTS
 from lakeupsert.rows.vectors import store_vectors
 from lakeupsert.storage import NotFoundError
-from lakeupsert.table.chain import ATTEMPTS, Link, races_exhausted
+from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import NO_CHANGES, BucketEntry, Changes, Manifest
 from lakeupsert.table.snapshot import Snapshot
@@ -152,8 +152,8 @@ def dedupe_partitions(
                 partition = merge.step.partition
                 if link is None:
                     lost_races[partition] += 1
-                    if lost_races[partition] > ATTEMPTS:
-                        raise races_exhausted(table.store.uri(partition), ATTEMPTS)
+                    if lost_races[partition] > CHAIN_ATTEMPTS:
+                        raise races_exhausted(table.store.uri(partition), CHAIN_ATTEMPTS)
                 else:
                     heads[partition] = link
                     results[partition] = _add(results[partition], merge, link)
@@ -170,11 +170,8 @@ def dedupe_partitions(
 
 def _calls(steps: Sequence[Step]) -> Iterator[list[Step]]:
     """Steps that a call of the engine merges together: they have one spec version."""
-
-    def version(step: Step) -> int:
-        return step.spec_version
-
-    for _, of_spec in itertools.groupby(sorted(steps, key=version), version):
+    for version in sorted({step.spec_version for step in steps}):
+        of_spec = (step for step in steps if step.spec_version == version)
         yield from runs(of_spec, lambda step: len(step.tasks), MOST_TASKS)
 
 

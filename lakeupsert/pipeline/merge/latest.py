@@ -21,6 +21,7 @@ from lakeupsert.pipeline.merge.next_version import version_after
 from lakeupsert.pipeline.merge.steps import Step, merges_one_by_one, next_step, step_to
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.view import View, partitions_of
+from lakeupsert.retries import LATEST_ATTEMPTS
 from lakeupsert.storage import ObjectStore
 from lakeupsert.storage.overlay import OverlayStore
 from lakeupsert.table.chain import Link
@@ -28,9 +29,6 @@ from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import VERSION_FIELDS, TableSpec
-
-ATTEMPTS = 5
-"""How often it starts again at new heads if a vacuum deleted files that the old ones needed."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def latest(table: OpenTable, where: str | None = None) -> View:
     """
     table.existing_spec()  # raises if there is no table, or another one
     heads = _read_heads(table)
-    for _ in range(ATTEMPTS - 1):
+    for _ in range(LATEST_ATTEMPTS - 1):
         try:
             return _merged(table, heads, where)
         except DamagedTableError:

@@ -23,6 +23,7 @@ from lakeupsert.engine.runs import runs
 from lakeupsert.pipeline.merge.cuts import ALONE_BUCKETS, after_cut, cuts_of
 from lakeupsert.pipeline.merge.steps import Step
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.retries import UNIT_ATTEMPTS
 from lakeupsert.rows.datafiles import decoded_width
 from lakeupsert.storage import StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table import metadata
@@ -31,8 +32,6 @@ from lakeupsert.table.manifest import share
 from lakeupsert.table.spec import TableSpec
 
 MERGE_AGAIN = "delete that object and run `lakeupsert run`, which does the unit again"
-ATTEMPTS = 3
-"""How often a result is sent if the store does not answer."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class UnitResults:
         """
         partition = self.step.partition
         name = TableObjects.new_unit_result(partition, self.step.start, self._keys[number])
-        for attempt in range(ATTEMPTS):
+        for attempt in range(UNIT_ATTEMPTS):
             try:
                 created = self._table.store.create(name, metadata.encode(result))
             except UnknownOutcomeError:
@@ -114,7 +113,7 @@ class UnitResults:
             return
         raise StoreUnavailableError(
             "store-unreachable",
-            f"{self._table.store.uri(name)}: {ATTEMPTS} attempts to create it got no answer. The partition is unchanged.",
+            f"{self._table.store.uri(name)}: {UNIT_ATTEMPTS} attempts to create it got no answer. The partition is unchanged.",
             next="run the same command again",
             partition=partition,
         )

@@ -22,14 +22,11 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
 from lakeupsert.pipeline.stop import Stop, WorkerOptions
 from lakeupsert.pipeline.workers.pool import PROCESS_BYTES, drain_in_processes
-from lakeupsert.pipeline.workers.worker import LEASE_SECONDS, drain, drain_received
+from lakeupsert.pipeline.workers.worker import drain, drain_received
 from lakeupsert.queue import AzureQueue, SqsQueue
+from lakeupsert.retries import IDLE_SECONDS, LEASE_SECONDS, PUBLISH_SECONDS
 
 log = logging.getLogger(__name__)
-
-PUBLISH_SECONDS = 5.0
-"""How much time a function must have left to publish. Longer: the last worker leaves more nights to `reconcile`, which runs
-minutes later. Shorter: the function is killed while it publishes (harmless, but it raises an alarm)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +70,7 @@ def drain_queues(table: OpenTable, options: DrainOptions) -> list[PartitionResul
     results: list[PartitionResult] = []
     while table.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
         options.alive()
-        if options.until_empty or (limit is not None and clock.elapsed() - begun >= limit) or stop.wait(1.0):
+        if options.until_empty or (limit is not None and clock.elapsed() - begun >= limit) or stop.wait(IDLE_SECONDS):
             return results
     if limit is not None:
         options = replace(options, max_seconds=max(0.0, limit - (clock.elapsed() - begun)))

@@ -28,17 +28,14 @@ from lakeupsert.pipeline.merge.dedupe import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop, WorkerOptions
 from lakeupsert.pipeline.workers.worker import drain
+from lakeupsert.retries import PARENT_LOOK_SECONDS, PROGRESS_SECONDS
 
 log = logging.getLogger(__name__)
 
 FEW_MESSAGES = 16
 """Up to so many messages, this process works alone: starting another one costs more than it takes over."""
-PROGRESS_SECONDS = 2.0
-"""How often the queue is asked how many messages are left. Queue services charge for each request."""
 PROCESS_BYTES = 150 << 20
 """Memory of a worker process before it merges: Python, Arrow, boto3."""
-LOOK_SECONDS = 0.5
-"""How often the parent of worker processes checks whether it should stop, if it hears nothing from them."""
 MOST_DEATHS = 100
 """How many dead processes are replaced before the command gives up. That is more than a few partitions that kill their workers
 cause, and fewer than a machine should suffer on which no process can live."""
@@ -150,7 +147,7 @@ class _Processes:
 
     def listen(self, collect: Callable[[PartitionResult], object]) -> None:
         """Wait a moment for what processes send, and pass it on. Processes that died are replaced."""
-        for hearing in connection.wait(self.pending, LOOK_SECONDS):
+        for hearing in connection.wait(self.pending, PARENT_LOOK_SECONDS):
             assert isinstance(hearing, connection.Connection)
             try:
                 told = hearing.recv()

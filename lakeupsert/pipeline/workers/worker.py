@@ -31,29 +31,20 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop, WorkerOptions
 from lakeupsert.queue import Lease, Message
 from lakeupsert.queue.base import ALONE_FROM
+from lakeupsert.retries import (
+    AWAY_SECONDS,
+    IDLE_SECONDS,
+    LEASE_SECONDS,
+    LOOK_SECONDS,
+    RETRY_SECONDS,
+    TICK_SECONDS,
+    WAIT_SECONDS,
+)
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import FailedMark, Manifest
 
 log = logging.getLogger(__name__)
 
-LEASE_SECONDS = 120.0
-"""How long a worker owns a message between two extensions. It extends the lease every third of this while it works, so the
-work itself may take any time. Longer: the message of a dead worker on another machine waits longer. Shorter than two failing
-extensions: a second worker repeats the work (harmless, but paid twice)."""
-RETRY_SECONDS = 5.0
-"""How long a waiting worker leaves a message alone after its partition failed. A worker that drains the queue tries again at
-once."""
-IDLE_SECONDS = 1.0
-"""How long a waiting worker leaves an empty queue alone before it looks again."""
-WAIT_SECONDS = 5.0
-"""How long a waiting worker lets the queue's server wait for a message. Longer: a worker takes longer to stop."""
-AWAY_SECONDS = 300.0
-"""How long Lambda leaves messages alone if the store is away, because it would receive them again at once. Longer: a night
-waits longer after a short outage. Shorter: an outage may use up all tries, and then only `reconcile` sends the messages again."""
-LOOK_SECONDS = 0.2
-"""How often a call that waits for threads checks the time that is left."""
-TICK_SECONDS = 1.0
-"""How often a worker that merges reports that it is alive, and checks whether it should stop."""
 UNANSWERED = "every worker that tried to merge it crashed or lost its storage."
 _EARLIER_UNANSWERED = "no worker that began to merge it came to the end: killed, out of memory, or the store was away."
 
