@@ -5,7 +5,7 @@ Writes    nothing
 Repeat    safe
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote, urlsplit
@@ -65,7 +65,7 @@ def ddl(table: OpenTable, engine: Engine) -> Statements:
         )
     address = unquote(uri) if scheme == "file" else uri
     if "delta" in table.settings.publishers:
-        return _DELTA[engine](engine, table.name, address)
+        return _delta(engine, table.name, address)
     iceberg, hive, glue = table.settings.iceberg, table.settings.hive, table.settings.glue
     if iceberg is not None and engine in ("spark", "trino"):
         return _in_catalog(engine, "iceberg", *iceberg.table.split("."))
@@ -80,71 +80,49 @@ def ddl(table: OpenTable, engine: Engine) -> Statements:
     )
 
 
-def _athena(engine: Engine, name: str, address: str) -> Statements:
-    return _delta(
-        engine,
-        f"CREATE EXTERNAL TABLE {_name(engine, name)}\nLOCATION {_text(engine, f'{address}/')}\n"
-        "TBLPROPERTIES ('table_type' = 'DELTA')",
-    )
+def _delta(engine: Engine, name: str, address: str) -> Statements:
+    """The statements for a Delta table at ``address``, whose parts are literals and names in the engine's quotes."""
+    parts, name = urlsplit(address), name.upper() if engine == "snowflake" and name.islower() else name
+    values = {
+        "name": _name(engine, name),
+        "lower": _text(engine, name.lower()),
+        "address": _text(engine, address),
+        "folder": _text(engine, f"{address}/"),
+        "path": _text(engine, address.removeprefix("file://")),
+        "in_bucket": _text(engine, f"{parts.path.lstrip('/')}/"),
+        "s3a": _text(engine, address.replace("s3://", "s3a://", 1)),
+    }
+    replace = {
+        one: what.format(bucket=f"{parts.scheme}://{parts.netloc}/") for one, what in _REPLACE.get(engine, {}).items()
+    }
+    return Statements(engine, "delta", tuple(one.format(**values) for one in _DELTA[engine]), replace)
 
 
-def _bigquery(engine: Engine, name: str, address: str) -> Statements:
-    return _delta(
-        engine,
-        f"CREATE EXTERNAL TABLE DATASET.{_name(engine, name)}\nWITH CONNECTION `PROJECT.REGION.CONNECTION`\n"
-        f"OPTIONS (format = 'DELTA_LAKE', uris = [{_text(engine, address)}])",
-        replace={"DATASET": "yours", "PROJECT.REGION.CONNECTION": "a connection that may read the bucket"},
-    )
-
-
-def _snowflake(engine: Engine, name: str, address: str) -> Statements:
-    parts = urlsplit(address)
-    base = f"{parts.path.lstrip('/')}/"
-    return _delta(
-        engine,
+_DELTA: Mapping[Engine, tuple[str, ...]] = {
+    "athena": ("CREATE EXTERNAL TABLE {name}\nLOCATION {folder}\nTBLPROPERTIES ('table_type' = 'DELTA')",),
+    "bigquery": (
+        "CREATE EXTERNAL TABLE DATASET.{name}\nWITH CONNECTION `PROJECT.REGION.CONNECTION`\n"
+        "OPTIONS (format = 'DELTA_LAKE', uris = [{address}])",
+    ),
+    "databricks": ("CREATE TABLE {name} USING delta LOCATION {address}",),
+    "duckdb": ("INSTALL delta", "LOAD delta", "CREATE VIEW {name} AS FROM delta_scan({path})"),
+    "snowflake": (
         "CREATE CATALOG INTEGRATION IF NOT EXISTS delta_files\n  CATALOG_SOURCE = OBJECT_STORE\n  TABLE_FORMAT = DELTA\n"
         "  ENABLED = TRUE",
-        f"CREATE ICEBERG TABLE {_name(engine, name.upper() if name.islower() else name)}\n  EXTERNAL_VOLUME = 'VOLUME'\n"
-        f"  CATALOG = 'delta_files'\n  BASE_LOCATION = {_text(engine, base)}\n  AUTO_REFRESH = TRUE",
-        replace={"VOLUME": f"an external volume at {parts.scheme}://{parts.netloc}/"},
-    )
-
-
-def _using_delta(engine: Engine, name: str, address: str) -> Statements:
-    # Open-source Spark reads S3 by Hadoop's s3a alone.
-    place = address.replace("s3://", "s3a://", 1) if engine == "spark" else address
-    return _delta(engine, f"CREATE TABLE {_name(engine, name)} USING delta LOCATION {_text(engine, place)}")
-
-
-def _duckdb(engine: Engine, name: str, address: str) -> Statements:
-    scan = f"delta_scan({_text(engine, address.removeprefix('file://'))})"
-    return _delta(engine, "INSTALL delta", "LOAD delta", f"CREATE VIEW {_name(engine, name)} AS FROM {scan}")
-
-
-def _trino(engine: Engine, name: str, address: str) -> Statements:
-    return _delta(
-        engine,
-        f"CALL CATALOG.system.register_table(schema_name => 'SCHEMA', table_name => {_text(engine, name.lower())}, "
-        f"table_location => {_text(engine, address)})",
-        replace={"CATALOG": "a catalog of the connector delta_lake", "SCHEMA": "one of its schemas"},
-    )
-
-
-_DELTA: Mapping[Engine, Callable[[Engine, str, str], Statements]] = {
-    "athena": _athena,
-    "bigquery": _bigquery,
-    "databricks": _using_delta,
-    "duckdb": _duckdb,
-    "snowflake": _snowflake,
-    "spark": _using_delta,
-    "trino": _trino,
+        "CREATE ICEBERG TABLE {name}\n  EXTERNAL_VOLUME = 'VOLUME'\n"
+        "  CATALOG = 'delta_files'\n  BASE_LOCATION = {in_bucket}\n  AUTO_REFRESH = TRUE",
+    ),
+    # Open-source Spark reads S3 only by Hadoop's s3a.
+    "spark": ("CREATE TABLE {name} USING delta LOCATION {s3a}",),
+    "trino": (
+        "CALL CATALOG.system.register_table(schema_name => 'SCHEMA', table_name => {lower}, table_location => {address})",
+    ),
 }
-
-
-def _delta(engine: Engine, *statements: str, replace: Mapping[str, str] = {}) -> Statements:
-    return Statements(engine, "delta", statements, replace)
-
-
+_REPLACE: Mapping[Engine, Mapping[str, str]] = {
+    "bigquery": {"DATASET": "yours", "PROJECT.REGION.CONNECTION": "a connection that may read the bucket"},
+    "snowflake": {"VOLUME": "an external volume at {bucket}"},
+    "trino": {"CATALOG": "a catalog of the connector delta_lake", "SCHEMA": "one of its schemas"},
+}
 _PLACES = {"iceberg": "an Iceberg catalog", "hive": "the metastore", "glue": "Glue"}
 
 

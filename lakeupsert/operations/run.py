@@ -41,7 +41,7 @@ class RunOptions(BatchOptions):
         calls_at_once: how many calls run in threads of this process; each takes its share of the memory.
         engine: as for `dedupe`.
         max_bytes, max_cost: refuse a run whose plan is above these, before it writes anything; None is no limit.
-        prices: a file of prices for the plan, like `lakeupsert/operations/prices.toml`, which is the default.
+        prices: a file of prices for the plan, like `lakeupsert/operations/plan/prices.toml`, which is the default.
         stop: once set, the merges that run are finished, and no others are begun.
     """
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
-from lakeupsert.operations.explain.matches import Match, MatchSearch
 from lakeupsert.operations.explain.rows import (
     AGE,
     FilePlace,
     JsonValue,
     KeyRow,
+    Match,
     RowSearch,
     Source,
     forgotten_before_extract,
@@ -258,7 +258,6 @@ class _Search:
         """The first keys that fit, and how many others fit."""
         found: list[Match] = []
         total = 0
-        search = MatchSearch(self.table, self.spec, self.rows.key)
         for partition in partitions:
             head, readers = self._versions(partition)
             entries = self.table.entries(-1, self.last)
@@ -266,9 +265,8 @@ class _Search:
             merged = head.body.merged if head else 0
             pending = [x for x in entries if x.number > merged and x.number in counts and partition in x.body.touched]
             folders = partition_scalars(self.spec, partition)
-            some, count = search.matches(partition, readers, head, pending, folders, MOST_MATCHES - len(found))
+            some, count = self.rows.matches(partition, readers, head, pending, folders, MOST_MATCHES - len(found))
             found, total = [*found, *some], total + count
-        self.rows.files = search.files
         return tuple(found), total - len(found)
 
     def _versions(self, partition: str) -> tuple[Link[Manifest] | None, Link[Manifest] | None]:

@@ -1,11 +1,11 @@
-"""Find the rows of one key in the files of a partition, for `explain`.
+"""Find the rows of one key in the files of a partition, or the keys that a part of a key fits, for `explain`.
 
 Reads     the files that manifests and ledger entries name; Parquet's statistics say which row groups can hold the key
 Writes    nothing
 Repeat    safe
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -84,6 +84,21 @@ class KeyRow:
         return f"the adopted {what}" if self.source == "adopted" else f"batch {self.link.number}'s {what}{where}"
 
 
+State = Literal["shown", "deletes", "won, not published", "pending"]
+STATES: tuple[State, ...] = ("shown", "deletes", "won, not published", "pending")
+"""The first state that applies is the key's."""
+_STATE = "_lakeupsert_state"
+
+
+@dataclass(frozen=True)
+class Match:
+    """A key with its partition columns, as JSON has them. ``state``: the outcome of the key's version, as `explain` names it."""
+
+    key: dict[str, object]
+    partition: str
+    state: State
+
+
 @dataclass(frozen=True)
 class FilePlace:
     """Where a file of the key's partition stands.
@@ -104,7 +119,10 @@ class FilePlace:
 
 @dataclass
 class RowSearch:
-    """Finds rows of ``key``, which has one value for each column; counts the ``files`` that it reads."""
+    """Finds the rows of ``key``, which has one value for each column, or the keys that it is a part of.
+
+    ``files``: how many were read.
+    """
 
     table: OpenTable
     spec: TableSpec
@@ -153,6 +171,41 @@ class RowSearch:
         with open_object(self.table.store, file.name) as source:
             there, names = set(pq.read_schema(source).names), self.spec.names_in(file.renames)
         return [name for name in self.spec.stored_schema.names if names.get(name, name) in there]
+
+    def matches(
+        self,
+        partition: str,
+        readers: Link[Manifest] | None,
+        head: Link[Manifest] | None,
+        pending: Sequence[Link[LedgerEntry]],
+        folders: Mapping[str, pa.Scalar],
+        most: int,
+    ) -> tuple[list[Match], int]:
+        """The first ``most`` keys that fit, in key order, and how many fit. ``folders``: values of the partition columns."""
+        read: set[tuple[str, int | None]] = set()
+        tables = []
+        for state, file in _candidates(partition, readers, head, pending):
+            if file.name and (file.name, file.at) in read:  # both versions have it
+                continue
+            read.add((file.name, file.at))
+            self.files += 1
+            keys = find_rows(self.table.store, file, self.spec.tombstone_schema, self.key, self.spec)
+            rows = keys.select(list(self.spec.stored_key))
+            states = np.full(rows.num_rows, STATES.index(state), np.int8)
+            tables.append(rows.append_column(_STATE, pa.array(states)))
+        if not any(table.num_rows for table in tables):
+            return [], 0
+        names = list(self.spec.stored_key)
+        keys = pa.concat_tables(tables).group_by(names).aggregate([(_STATE, "min")])
+        first = keys.sort_by([(name, "ascending") for name in names]).slice(0, most)
+        columns = {name: to_json_values(first[name].combine_chunks()) for name in names}
+        columns |= {name: to_json_values(pa.repeat(value, first.num_rows)) for name, value in folders.items()}
+        ordered = [*self.spec.key, *(name for name in self.spec.partition_by if name not in self.spec.key)]
+        found = [
+            Match({name: columns[name][i] for name in ordered}, partition, STATES[state])
+            for i, state in enumerate(first[f"{_STATE}_min"].to_pylist())
+        ]
+        return found, keys.num_rows
 
     def with_stored(
         self, rows: list[KeyRow], partition: str, version: Link[Manifest] | None, uncounted: set[KeyRow]
@@ -229,3 +282,15 @@ def forgotten_before_extract(rows: Sequence[KeyRow], counted: Sequence[Link[Ledg
     extracts = [age for age, link in enumerate(batches, 1) if link.body.full and link.number in ages]
     forgotten = {batches[number - 1].number for age in extracts for number in forgets.forgotten_ages(age)}
     return {row for row in rows if row.deletes and row.age in forgotten}
+
+
+def _candidates(
+    partition: str, readers: Link[Manifest] | None, head: Link[Manifest] | None, pending: Sequence[Link[LedgerEntry]]
+) -> Iterator[tuple[State, DataFile]]:
+    for bucket in readers.body.buckets if readers else ():
+        yield from (("shown", file) for file in bucket.data)
+        yield from (("deletes", file) for file in bucket.tombstones)
+    for bucket in head.body.buckets if head else ():
+        yield from (("won, not published", file) for file in (*bucket.data, *bucket.tombstones))
+    for link in pending:
+        yield from (("pending", file) for file in link.body.touched[partition].files)

@@ -10,6 +10,7 @@ Names of columns are lower case, as Hive keeps them.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import sqlglot
 from sqlglot import Token, TokenType, exp
@@ -110,15 +111,9 @@ def read_tables(source: SourceFile) -> tuple[list[HiveTable], list[Leftover]]:
 
 
 def _statements(tokens: Sequence[Token]) -> Iterator[list[Token]]:
-    statement: list[Token] = []
-    for token in tokens:
-        if token.token_type != TokenType.SEMICOLON:
-            statement.append(token)
-        elif statement:
-            yield statement
-            statement = []
-    if statement:
-        yield statement
+    for is_end, statement in groupby(tokens, lambda token: token.token_type == TokenType.SEMICOLON):
+        if not is_end:
+            yield list(statement)
 
 
 class _Reader:
@@ -181,19 +176,13 @@ class _Reader:
 
     def _end_of_clause(self, first: int) -> int:
         """The last token of the clause that begins at a token: its parentheses, and those behind ON."""
-        last = first + 1
-        while True:
-            if self.words[last + 1 : last + 2] == ["("]:
-                last = self.words.index(")", last)
-                continue
-            if self.words[last + 1 : last + 2] == ["ON"]:
-                last += 1
-                continue
-            if self.words[last + 1 : last + 4] == ["STORED", "AS", "DIRECTORIES"]:
-                return last + 3
-            if self.words[last + 1 : last + 2] in (["RELY"], ["NORELY"]):
-                return last + 1
-            return last
+        last, words = first + 1, self.words
+        while words[last + 1 : last + 2] in (["("], ["ON"]):
+            last = words.index(")", last) if words[last + 1] == "(" else last + 1
+        for more in (["STORED", "AS", "DIRECTORIES"], ["RELY"], ["NORELY"]):
+            if words[last + 1 : last + 1 + len(more)] == more:
+                return last + len(more)
+        return last
 
     def _line_of(self, *texts: str) -> int:
         """The line of the first token with one of these texts, ignoring case; else that of the statement."""
@@ -294,26 +283,22 @@ class _Reader:
 
     def _leave_clause(self, one: exp.Expression) -> None:
         text = one.sql("hive")
+        name, value, reason = "clause", text, "no setting is like it"
         match one:
             case exp.ClusteredByProperty():
-                reason = "lakeupsert splits large partitions itself: `bucket`"
-                self._leave("CLUSTERED BY", text, self._line_of("CLUSTERED"), reason)
+                name, reason = "CLUSTERED BY", "lakeupsert splits large partitions itself: `bucket`"
             case exp.ExternalProperty():
-                reason = "lakeupsert never deletes landing files"
-                self._leave("EXTERNAL", self.made.name, self._line_of("EXTERNAL"), reason)
+                name, value, reason = "EXTERNAL", self.made.name, "lakeupsert never deletes landing files"
             case exp.SchemaCommentProperty():
-                self._leave("COMMENT", one.this.name, self._line_of("COMMENT"), "tables have no comments")
-            case _:
-                self._leave("clause", text, self._line_of(*text.split()[:1]), "no setting is like it")
+                name, value, reason = "COMMENT", one.this.name, "tables have no comments"
+        word = (text if name == "clause" else name).split()[:1]
+        self._leave(name, value, self._line_of(*word), reason)
 
     def _add_delimited(self, one: exp.RowFormatDelimitedProperty) -> None:
         texts = {name: part.name for name, part in one.args.items() if isinstance(part, exp.Literal)}
         self.made.delimiter, self.made.null = texts.pop("fields", None), texts.pop("null", None)
-        if texts.get("lines") == "\n":
-            del texts["lines"]
         self.made.escaped = texts.get("escaped") == "\\"
-        if self.made.escaped:
-            del texts["escaped"]
+        texts = {name: text for name, text in texts.items() if (name, text) not in (("lines", "\n"), ("escaped", "\\"))}
         clauses = {
             "escaped": "ESCAPED BY",
             "collection_items": "COLLECTION ITEMS TERMINATED BY",

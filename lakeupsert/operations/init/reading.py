@@ -84,32 +84,24 @@ def choose_reading(
     chosen = choose_files(files)
     choices = _ReadingChoices(store, chosen, folders)
     choices.add_dialects()
-    before = choices.reading
-    rows, failures = read_sample(store, chosen, before)
-    if envelope := find_envelope(rows.values):
-        choices.settings["envelope"] = Choice(
-            envelope, (f"each row is in an envelope of {envelope}: {name_list(list(rows.values))}",)
-        )
-        before = choices.reading
-        rows, failures = read_sample(store, chosen, before)
-        if not rows.count:  # the names of the columns are like those of an envelope by chance
+    names = list(choices.sample().values)
+    if envelope := find_envelope(names):
+        why = f"each row is in an envelope of {envelope}: {name_list(names)}"
+        choices.settings["envelope"] = Choice(envelope, (why,))
+        if not choices.sample().count:  # the names of the columns are like those of an envelope by chance
             del choices.settings["envelope"]
-            before = choices.reading
-            rows, failures = read_sample(store, chosen, before)
-        if choices.add_only(rows):
-            before = choices.reading
-            rows, failures = read_sample(store, chosen, before)
-    if rows.count:
+        choices.add_only(choices.sample())
+    if (rows := choices.sample()).count:
         choices.add_decimal_commas(rows)
         choices.add_null_words(rows)
         if with_dates:
             choices.add_dates(rows)
-    if choices.reading != before:
-        rows, failures = read_sample(store, chosen, choices.reading)
-    if with_dates and rows.count and choices.add_aliases(rows):  # now columns have their types
-        rows, failures = read_sample(store, chosen, choices.reading)
+    if with_dates and choices.sample().count:  # now columns have their types
+        choices.add_aliases(choices.sample())
+    rows = choices.sample()
     empty = None if rows.count else _describe_empty(store, chosen, choices.reading)
-    return SampleReading(rows, choices.reading, choices.settings, tuple(choices.warnings), tuple(failures), empty)
+    warnings, failures = tuple(choices.warnings), tuple(choices.failures)
+    return SampleReading(rows, choices.reading, choices.settings, warnings, failures, empty)
 
 
 def _describe_empty(store: ObjectReader, files: Sequence[ObjectInfo], reading: Reading) -> str | None:
@@ -129,13 +121,22 @@ class _ReadingChoices:
     """Chooses one setting after another; each choice uses those before it."""
 
     def __init__(self, store: ObjectReader, files: Sequence[ObjectInfo], folders: Sequence[str]) -> None:
-        self._folders = tuple(folders)
+        self._store, self._files, self._folders = store, files, tuple(folders)
+        self._read_by: Reading | None = None
         self.settings: dict[str, Choice] = {}
         self.warnings: list[str] = []
         self._sniffed = {}
         for file in files:
             if format_of(file.name, "auto").delimited and (found := _sniff_file(store, file)):
                 self._sniffed[file.name] = found
+
+    def sample(self) -> Sample:
+        """The rows as they are read by the choices so far."""
+        reading = self.reading
+        if reading != self._read_by:
+            self._rows, self.failures = read_sample(self._store, self._files, reading)
+            self._read_by = reading
+        return self._rows
 
     @property
     def reading(self) -> Reading:
@@ -157,14 +158,11 @@ class _ReadingChoices:
         if others := sorted(one for one in delimiters if one != usual):
             evidence = tuple(self._evidence("delimiter", one) for one in others)
             self.settings["dialects"] = Choice([{"delimiter": one} for one in others], evidence)
-        quotes = Counter(one.quote for one in found.values() if one.quote not in ("", '"'))
-        if quotes:
-            quote = max(quotes, key=lambda one: quotes[one])
-            self.settings["quote"] = Choice(quote, (self._evidence("quote", quote),))
-        escapes = Counter(one.escape for one in found.values() if one.escape)
-        if escapes:
-            escape = max(escapes, key=lambda one: escapes[one])
-            self.settings["escape"] = Choice(escape, (self._evidence("escape", escape),))
+        for what, usual_signs in (("quote", ("", '"')), ("escape", ("",))):
+            signs = Counter(sign for one in found.values() if (sign := getattr(one, what)) not in usual_signs)
+            if signs:
+                sign = max(signs, key=signs.__getitem__)
+                self.settings[what] = Choice(sign, (self._evidence(what, sign),))
         bare = [name for name, one in found.items() if not one.has_header]
         if bare and len(bare) == len(found):
             why = "the first records hold numbers or dates, which are not column names: name the columns with `columns`"
@@ -179,14 +177,14 @@ class _ReadingChoices:
         names = [name for name, one in self._sniffed.items() if getattr(one, what) == value]
         return f"{what} {value!r} in {len(names)} of {count(len(self._sniffed), 'sampled CSV file')}: {name_list(names, 2)}"
 
-    def add_only(self, rows: Sample) -> bool:
-        """The table with the most rows, if messages of several tables come together. Whether they do."""
+    def add_only(self, rows: Sample) -> None:
+        """The table with the most rows, if messages of several tables come together."""
         name = next((name for name in TABLE_NAMES if name in rows.values), None)
         counts = (
             {} if name is None else {c["values"]: c["counts"] for c in pc.value_counts(rows.values[name]).to_pylist()}
         )
         if name is None or len(counts) < 2:
-            return False
+            return
         table = max((table for table in counts if table is not None), key=lambda table: counts[table])
         shares = ", ".join(f"{one} {number:,}" for one, number in counts.items())
         why = f"the sampled rows are of {len(counts)} tables, by {name}: {shares}"
@@ -194,7 +192,6 @@ class _ReadingChoices:
         self.warnings.append(
             f"{why}. This proposal is for {table}: configure a table for each, with its own `only` and `processed`"
         )
-        return True
 
     def add_decimal_commas(self, rows: Sample) -> None:
         files = {path: one.delimiter for path, one in self._sniffed.items()}
@@ -243,8 +240,8 @@ class _ReadingChoices:
             )
         self.settings["null"] = Choice(words if len(words) > 1 else words[0], tuple(why))
 
-    def add_aliases(self, rows: Sample) -> bool:
-        """A column that some files have in place of one of a similar name, if the files are alike otherwise. Whether one has."""
+    def add_aliases(self, rows: Sample) -> None:
+        """A column that some files have in place of one of a similar name, if the files are alike otherwise."""
         files = [columns for columns in rows.columns_of if columns]
         some = [name for name in rows.values if not all(name in file for file in files)]
         pairs = [pair for pair in combinations(some, 2) if _replaces(*pair, rows)]
@@ -264,7 +261,6 @@ class _ReadingChoices:
             self.warnings.append(f"{why}, so it is read as {name}: check `aliases`")
             old = self.settings.get("aliases", Choice({}, ()))
             self.settings["aliases"] = Choice({**old.value, alias: name}, (*old.evidence, why))
-        return bool(aliases)
 
     def add_dates(self, rows: Sample) -> None:
         null = pa.array(self.reading.null_words, pa.string())
