@@ -84,12 +84,12 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
         )
     _refuse_hashes(table)
     _refuse_log(table, log_above(table.settings.processed))
-    listing = _list_files(table)
-    progress(f"reading the footers of {count(sum(map(len, listing.folders.values())), 'file')}")
-    footings = _footings(table, host, [info for files in listing.folders.values() for info in files])
-    spec, warnings = _plan_spec(table, footings, list(listing.folders))
+    folders, others = _list_files(table)
+    progress(f"reading the footers of {count(sum(map(len, folders.values())), 'file')}")
+    footings = _footings(table, host, [info for files in folders.values() for info in files])
+    spec, warnings = _plan_spec(table, footings, list(folders))
     _refuse_null_keys(table, footings)
-    touched = _touched(listing.folders, footings)
+    touched = _touched(folders, footings)
     index = None
     if spec.key_scope == "table":
         progress("building the key index")
@@ -120,7 +120,7 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
         rows=entry.rows_read,
         bytes=sum(t.bytes for t in touched.values()),
         snapshot=published.snapshot,
-        left=tuple(listing.others),
+        left=tuple(others),
         warnings=tuple(warnings),
     )
 
@@ -240,15 +240,8 @@ def _already(table: OpenTable) -> ConfigurationError:
     )
 
 
-@dataclass(frozen=True)
-class _Listing:
+def _list_files(table: OpenTable) -> tuple[dict[str, list[ObjectInfo]], list[str]]:
     """The files of each partition folder, and objects that are not data."""
-
-    folders: dict[str, list[ObjectInfo]]
-    others: list[str]
-
-
-def _list_files(table: OpenTable) -> _Listing:
     columns = [p.column for p in PartitionColumn.parse_all(table.settings.partition_by)]
     shape = "/".join(f"{column}=VALUE" for column in columns)
     place = f"in a folder {shape} directly below" if columns else "directly in"
@@ -285,7 +278,7 @@ def _list_files(table: OpenTable) -> _Listing:
             f"{table.store.uri()} holds no Parquet files{f' in folders {shape}' if columns else ''}.",
             next=f"correct `processed` in [tables.{table.name}]; a new table does not need `adopt`: `lakeupsert run` creates it",
         )
-    return _Listing(dict(folders), others)
+    return dict(folders), others
 
 
 def _is_partition(folder: str, columns: Sequence[str]) -> bool:

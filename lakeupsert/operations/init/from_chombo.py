@@ -361,7 +361,7 @@ class _Properties:
         return self.source.error("bad-property", found.line, f"{found.name} is {found.value!r}; {expected}.")
 
     def _contradicts(self, found: _Property, why: str) -> ConfigurationError:
-        return self.source.error("contradictory-source", found.line, f"{found.name} is {found.value!r}, but {why}.")
+        return self.source.contradiction(found.line, found.name, found.value, why)
 
 
 def _why_left(one: _Property) -> str:

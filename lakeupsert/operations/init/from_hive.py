@@ -69,20 +69,16 @@ class _Move:
         self._check_columns()
         self.landing_address, self.landing, self.landing_origin = self._landing(landing)
 
-    def _property(self, name: str) -> Text | None:
-        return self.main.properties.get(name)
-
     def _version(self) -> str | None:
-        found = self._property(VERSION)
+        found = self.main.properties.get(VERSION)
         if found is None:
             return None
         name = found.value.strip().lower()
         if name not in self.main.partitions:
-            raise self._contradiction(found, VERSION, f"{self.main.name} is not partitioned by it")
+            raise self.source.contradiction(
+                found.line, VERSION, found.value, f"{self.main.name} is not partitioned by it"
+            )
         return name
-
-    def _contradiction(self, found: Text, name: str, why: str) -> ConfigurationError:
-        return self.source.error("contradictory-source", found.line, f"{name} is {found.value!r}, but {why}.")
 
     def _check_columns(self) -> None:
         """Landing files must bring the key and the partition columns."""
@@ -93,21 +89,23 @@ class _Move:
                     self.landed.line,
                     f"{self.main.name} needs column {column!r}, which {self.landed.name} does not have.",
                 )
-        if self.staging:
-            for column in self.main.columns:
-                if column not in self.columns:
-                    self.warnings.append(
-                        f"the table lacks column {column!r} of {self.main.name}, because {self.staging.name} does not have it"
-                    )
-            for column in self.columns:
-                if column not in self.main.all_columns and column != self._operation:
-                    self.warnings.append(
-                        f"column {column!r} of {self.staging.name} is not in {self.main.name}: the table gets it, too"
-                    )
+        if self.staging is None:
+            return
+        main, staging = self.main.name, self.staging.name
+        self.warnings += [
+            f"the table lacks column {column!r} of {main}, because {staging} does not have it"
+            for column in self.main.columns
+            if column not in self.columns
+        ]
+        self.warnings += [
+            f"column {column!r} of {staging} is not in {main}: the table gets it, too"
+            for column in self.columns
+            if column not in self.main.all_columns and column != self._operation
+        ]
 
     @property
     def _operation(self) -> str | None:
-        found = self._property(OPERATION)
+        found = self.main.properties.get(OPERATION)
         return found.value.strip().lower() if found else None
 
     # -- settings
@@ -193,12 +191,14 @@ class _Move:
                 yield Setting(f"schema.{name}", type_, "")
 
     def delete(self) -> Iterator[Setting]:
-        found, name = self._property(OPERATION), self._operation
+        found, name = self.main.properties.get(OPERATION), self._operation
         if found is None or name is None:
             self.warnings.append(f"no {OPERATION} in TBLPROPERTIES of {self.main.name}: no record deletes")
             return
         if name not in self.columns:
-            raise self._contradiction(found, OPERATION, f"{self.landed.name} has no such column")
+            raise self.source.contradiction(
+                found.line, OPERATION, found.value, f"{self.landed.name} has no such column"
+            )
         self.warnings.append(
             f"delete.values = [{_DELETED!r}] is a guess: the statements do not say which values of {name!r} delete; correct it "
             "before the first run"

@@ -25,7 +25,7 @@ from lakeupsert.landing.formats.folders import folders_of
 from lakeupsert.landing.formats.inference import convert_text
 from lakeupsert.landing.formats.registry import format_of
 from lakeupsert.landing.table_logs import TableLog, find_log, log_above
-from lakeupsert.operations.init.reading import SampleReading, choose_reading
+from lakeupsert.operations.init.reading import ReadingChoices, choose_reading
 from lakeupsert.operations.init.sample import Column, Sample
 from lakeupsert.operations.init.settings import HIVE, SettingChoices, folder_of, folder_values
 from lakeupsert.operations.init.words import Choice, is_named
@@ -91,7 +91,7 @@ def propose(address: str, table: str | None = None) -> Proposal:
         read = choose_reading(store, files, given, with_dates=True)
     rows, warnings = read.rows, [*read.failures, *read.warnings]
     if not rows.count:
-        why = warnings[0] if warnings else read.empty or "they have no rows"
+        why = warnings[0] if warnings else read.describe_empty() or "they have no rows"
         raise RefusedError(
             "no-readable-file",
             f"No row can be read in the sample files of {root}: {why}.",
@@ -150,7 +150,7 @@ def _text_keys(rows: Sample, key: Sequence[str], operation: str | None) -> dict[
     return {name: "string" for name in (*key, operation) if name in rows.dominant_types}
 
 
-def _add_types(store: ObjectReader, read: SampleReading, choices: SettingChoices) -> list[str]:
+def _add_types(store: ObjectReader, read: ReadingChoices, choices: SettingChoices) -> list[str]:
     """Give a type to each column that only a few values make text, and to one of PostgreSQL's t and f. Returns warnings about
     values that do not fit."""
     key = choices.key.value or []

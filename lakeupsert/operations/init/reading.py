@@ -49,24 +49,6 @@ _POINTED, _COMMA, _INTEGER = r"^[+-]?\d*\.\d+$", rf"^(?:[+-]?\d*,\d+|{THOUSANDS}
 
 
 @dataclass(frozen=True)
-class SampleReading:
-    """How the files of a sample are read, and their rows.
-
-    Attributes:
-        settings: those of ``[tables.NAME.read]`` that are not the default, and why.
-        failures: why some of the files can't be read.
-        empty: what the first file that has lines but no row looks like.
-    """
-
-    rows: Sample
-    reading: Reading
-    settings: dict[str, Choice]
-    warnings: tuple[str, ...]
-    failures: tuple[str, ...]
-    empty: str | None = None
-
-
-@dataclass(frozen=True)
 class _Sniffed:
     delimiter: str
     quote: str
@@ -74,51 +56,13 @@ class _Sniffed:
     escape: str = ""
 
 
-def choose_reading(
-    store: ObjectReader, files: Sequence[ObjectInfo], folders: Sequence[str], *, with_dates: bool
-) -> SampleReading:
-    """Choose how ``files`` are read, some of which are the sample; formats of dates only ``with_dates``.
+class ReadingChoices:
+    """How the files of a sample are read. One setting is chosen after another; each choice uses those before it.
 
-    ``folders``: the columns that their folders give.
+    Attributes:
+        settings: those of ``[tables.NAME.read]`` that are not the default, and why.
+        failures: why some of the files can't be read.
     """
-    chosen = choose_files(files)
-    choices = _ReadingChoices(store, chosen, folders)
-    choices.add_dialects()
-    names = list(choices.sample().values)
-    if envelope := find_envelope(names):
-        why = f"each row is in an envelope of {envelope}: {name_list(names)}"
-        choices.settings["envelope"] = Choice(envelope, (why,))
-        if not choices.sample().count:  # the names of the columns are like those of an envelope by chance
-            del choices.settings["envelope"]
-        choices.add_only(choices.sample())
-    if (rows := choices.sample()).count:
-        choices.add_decimal_commas(rows)
-        choices.add_null_words(rows)
-        if with_dates:
-            choices.add_dates(rows)
-    if with_dates and choices.sample().count:  # now columns have their types
-        choices.add_aliases(choices.sample())
-    rows = choices.sample()
-    empty = None if rows.count else _describe_empty(store, chosen, choices.reading)
-    warnings, failures = tuple(choices.warnings), tuple(choices.failures)
-    return SampleReading(rows, choices.reading, choices.settings, warnings, failures, empty)
-
-
-def _describe_empty(store: ObjectReader, files: Sequence[ObjectInfo], reading: Reading) -> str | None:
-    """What the first CSV file looks like that has more lines than its header."""
-    for file in files:
-        lines = _head_of(store, file).splitlines() if format_of(file.name, "auto").delimited else []
-        if len(lines) > 1:
-            fields = choose_dialect(reading, lines[0])[0].fields_in(lines[0])
-            hint = describe_separator([lines[0].decode(errors="replace")])
-            return (
-                f"{file.name!r}: {len(lines) - 1:,} lines, none with {count(fields, 'field')} like the first one.{hint}"
-            )
-    return None
-
-
-class _ReadingChoices:
-    """Chooses one setting after another; each choice uses those before it."""
 
     def __init__(self, store: ObjectReader, files: Sequence[ObjectInfo], folders: Sequence[str]) -> None:
         self._store, self._files, self._folders = store, files, tuple(folders)
@@ -130,7 +74,8 @@ class _ReadingChoices:
             if format_of(file.name, "auto").delimited and (found := _sniff_file(store, file)):
                 self._sniffed[file.name] = found
 
-    def sample(self) -> Sample:
+    @property
+    def rows(self) -> Sample:
         """The rows as they are read by the choices so far."""
         reading = self.reading
         if reading != self._read_by:
@@ -147,6 +92,16 @@ class _ReadingChoices:
         envelope = values.get("envelope")
         positions, types = envelope in POSITIONED, envelope == "debezium"
         return Reading(**values, positions=positions, types=types, dialects=dialects, null=words, folders=self._folders)
+
+    def describe_empty(self) -> str | None:
+        """The lines of the first file that has some and gives no row."""
+        for file in self._files:
+            lines = _head_of(self._store, file).splitlines() if format_of(file.name, "auto").delimited else []
+            if len(lines) > 1:
+                fields = count(choose_dialect(self.reading, lines[0])[0].fields_in(lines[0]), "field")
+                hint = describe_separator([lines[0].decode(errors="replace")])
+                return f"{file.name!r}: {len(lines) - 1:,} lines, none with {fields} like the first one.{hint}"
+        return None
 
     def add_dialects(self) -> None:
         """Delimiters, the quote, and whether there is a header."""
@@ -277,6 +232,33 @@ class _ReadingChoices:
                 self.warnings += chosen.warnings
         if dates:
             self.settings["dates"] = Choice(dates, tuple(evidence))
+
+
+def choose_reading(
+    store: ObjectReader, files: Sequence[ObjectInfo], folders: Sequence[str], *, with_dates: bool
+) -> ReadingChoices:
+    """Choose how ``files`` are read, some of which are the sample; formats of dates only ``with_dates``.
+
+    ``folders``: the columns that their folders give.
+    """
+    chosen = choose_files(files)
+    choices = ReadingChoices(store, chosen, folders)
+    choices.add_dialects()
+    names = list(choices.rows.values)
+    if envelope := find_envelope(names):
+        why = f"each row is in an envelope of {envelope}: {name_list(names)}"
+        choices.settings["envelope"] = Choice(envelope, (why,))
+        if not choices.rows.count:  # the names of the columns are like those of an envelope by chance
+            del choices.settings["envelope"]
+        choices.add_only(choices.rows)
+    if (rows := choices.rows).count:
+        choices.add_decimal_commas(rows)
+        choices.add_null_words(rows)
+        if with_dates:
+            choices.add_dates(rows)
+    if with_dates and choices.rows.count:  # now columns have their types
+        choices.add_aliases(choices.rows)
+    return choices
 
 
 def _usual_type(rows: Sample, name: str) -> pa.DataType:

@@ -87,6 +87,9 @@ class SourceFile:
         again = f"{change} in a copy of the file, then run `lakeupsert init` with the copy as {self.option}"
         return ConfigurationError(code, f"{where}: {message} Nothing was written.", next=next or again)
 
+    def contradiction(self, line: int, name: str, value: str, why: str) -> ConfigurationError:
+        return self.error("contradictory-source", line, f"{name} is {value!r}, but {why}.")
+
     def open_landing(self, address: str, line: int | None) -> tuple[ObjectReader, str]:
         """The landing zone at ``address``, and its root as a setting has it.
 

@@ -8,34 +8,19 @@ Repeat    safe
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Context
 from inspect import Parameter, Signature
-from types import ModuleType
 
 import pyarrow as pa
 
-from lakeupsert.errors import ConfigurationError
-from lakeupsert.phrases import install_extra
+from lakeupsert.operations.recompute.sql import import_extra
 from lakeupsert.rows.arrays import Column
 
 _EXACT = Context(prec=100)
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
-def import_xxhash() -> ModuleType:
-    """Import xxhash, or raise ConfigurationError if it is not installed."""
-    try:
-        import xxhash
-    except ModuleNotFoundError as e:
-        raise ConfigurationError(
-            "extra-missing",
-            "`reconcile --deep` hashes the keys of this table with xxhash, which is not installed. Nothing was done.",
-            next=install_extra("reconcile"),
-        ) from e
-    return xxhash
-
-
 def hash_function(types: Sequence[pa.DataType], count: int) -> Callable[..., pa.Array]:
     """The hash of columns modulo ``count``, as a function of one column for each of ``types``; null where a value is null."""
-    digest = import_xxhash().xxh64_intdigest
+    digest = import_extra("xxhash", "hashes the keys of this table with xxhash").xxh64_intdigest
 
     def numbers(*columns: Column) -> pa.Array:
         parts = zip(*(_canonical(column, type_) for column, type_ in zip(columns, types, strict=True)), strict=True)

@@ -11,7 +11,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -67,15 +66,6 @@ BLOCK_ROWS = 50_000
 COPIED_BYTES = 16 << 20
 
 
-@dataclass(frozen=True)
-class _Received:
-    """A batch of a partition: when it was received, and how long its deletes are known."""
-
-    number: int
-    stamp: int
-    retention: int | None
-
-
 class LandedRows:
     """DuckDB's tables: `landed`, the rows of batches, and `published`, those that readers see."""
 
@@ -87,7 +77,7 @@ class LandedRows:
         self.rows = 0
         self._below_floor = below_floor
         self._number = 0
-        self._received: dict[str, list[_Received]] = defaultdict(list)
+        self._received: dict[str, list[tuple[int, LedgerEntry]]] = defaultdict(list)
         self._table = table
         self._spec = spec
         self._key = key_columns(spec)
@@ -156,7 +146,7 @@ class LandedRows:
             same = " AND ".join(f"below.{identifier(c)} = landed.{identifier(c)}" for c in self._key)
             self._db.execute(f"DELETE FROM landed USING below WHERE {BATCH} = {self._number} AND {same}")
         for partition in partitions:
-            self._received[partition].append(_Received(number, entry.received_at, entry.retention))
+            self._received[partition].append((number, entry))
         if entry.full:
             self._delete_lacking(entry.full, partitions)
         if self._spec.naming_id is not None and self._spec.has_deletes:
@@ -224,9 +214,9 @@ class LandedRows:
     def _forgotten(self, partition: str) -> list[dict[str, object]]:
         """The batches whose deletes the partition had forgotten when the last batch arrived: its values, and their numbers."""
         batches = self._received[partition]
-        forgets = Forgetting(tuple((batch.stamp, batch.retention) for batch in batches))
+        forgets = Forgetting(tuple((entry.received_at, entry.retention) for _, entry in batches))
         values = {c: v.as_py() for c, v in partition_scalars(self._spec, partition).items()}
-        return [{**values, BATCH: batches[age - 1].number} for age in forgets.forgotten_ages(len(batches))]
+        return [{**values, BATCH: batches[age - 1][0]} for age in forgets.forgotten_ages(len(batches))]
 
     def _is_wanted(self) -> str:
         return self._is_in("wanted")

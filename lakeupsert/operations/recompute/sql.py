@@ -8,8 +8,9 @@ Repeat    safe
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -73,15 +74,19 @@ DELETE FROM landed WHERE rowid IN (
 
 def import_duckdb() -> ModuleType:
     """Import DuckDB, or raise ConfigurationError if it is not installed."""
+    return import_extra("duckdb", "recomputes rows with DuckDB")
+
+
+def import_extra(name: str, use: str) -> ModuleType:
+    """Import a package that `reconcile --deep` uses, or raise ConfigurationError if it is not installed."""
     try:
-        import duckdb
+        return import_module(name)
     except ModuleNotFoundError as e:
         raise ConfigurationError(
             "extra-missing",
-            "`reconcile --deep` recomputes rows with DuckDB, which is not installed. Nothing was done.",
+            f"`reconcile --deep` {use}, which is not installed. Nothing was done.",
             next=install_extra("reconcile"),
         ) from e
-    return cast(ModuleType, duckdb)
 
 
 @contextmanager
