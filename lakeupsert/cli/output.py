@@ -214,16 +214,12 @@ def columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> 
 _REPLAY = "`lakeupsert append --replay-quarantine` and `lakeupsert run`"
 _UNTRIED = ("malformed", "missing_column")  # `engine.replay.UNTRIED`, which would import Arrow
 REMEDIES = {
-    "ambiguous_date": "leave only the correct format in `dates` under [read]; then `lakeupsert append --replay-quarantine` "
-    "and `lakeupsert run`",
-    "bad_type": "if the values are correct, give the column a wider type in `schema`; then `lakeupsert append "
-    "--replay-quarantine` and `lakeupsert run`",
-    "unknown_key": "once a record of the key has come, `lakeupsert append --replay-quarantine` and `lakeupsert run`; or set "
-    '`unknown_deletes = "keep"`',
+    "ambiguous_date": f"leave only the correct format in `dates` under [read]; then {_REPLAY}",
+    "bad_type": f"if the values are correct, give the column a wider type in `schema`; then {_REPLAY}",
+    "unknown_key": f'once a record of the key has come, {_REPLAY}; or set `unknown_deletes = "keep"`',
     "unreadable_file": "correct the file, or the settings that say how it is read, and land it again",
-    "unreadable_partition": "mend the partition (`lakeupsert reconcile` names what is damaged), then `lakeupsert append "
-    "--replay-quarantine` and `lakeupsert run`",
-    "future_order": "when that time has come, `lakeupsert append --replay-quarantine` and `lakeupsert run`",
+    "unreadable_partition": f"mend the partition (`lakeupsert reconcile` names what is damaged), then {_REPLAY}",
+    "future_order": f"when that time has come, {_REPLAY}",
 }
 """By reason: what to do about refused rows that need no correction."""
 

@@ -15,9 +15,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import pyarrow as pa
 
@@ -63,13 +64,21 @@ class Finding:
     next: str | None = None
 
 
+def _found(level: Level, found: str, next: str | None = None, check: str = "") -> Finding:
+    """``check``: by default the one that yields it."""
+    return Finding(check, level, found, next)
+
+
+_ok, _warning, _problem = (partial(_found, level) for level in get_args(Level))
+
+
 def doctor(table: OpenTable) -> list[Finding]:
     """Run all checks in order. Raises nothing: a check that fails is a finding, too."""
     findings: list[Finding] = []
     for name, check in CHECKS.items():
         try:
             for finding in check(table):  # one by one: those before a failure are kept
-                findings.append(finding)
+                findings.append(replace(finding, check=finding.check or name))
         except LakeupsertError as e:
             findings.append(Finding(name, "problem", e.message.rstrip("."), e.next))
         except Exception as e:  # a check that fails says something about the machine, and must not hide other findings
@@ -86,14 +95,14 @@ def _permissions(table: OpenTable) -> Iterator[Finding]:
         else:
             first = next(store.list("", limit=1), None)
             read = first is not None and store.head(first.name) is not None
-            yield Finding("permissions", "ok", f"{zone}: {store.uri()} can be listed{' and read' if read else ''}")
+            yield _ok(f"{zone}: {store.uri()} can be listed{' and read' if read else ''}")
 
 
 def _zone(table: str, zone: str, root: Path, rights: int) -> Finding:
     place = _nearest(root)
     if not place.is_dir() or (zone == "landing" and place != root):
         advice = f"create it, or correct `{zone}` in [tables.{table}]"
-        return Finding("permissions", "problem", f"{zone}: {root} {no_folder(root)}", advice)
+        return _problem(f"{zone}: {root} {no_folder(root)}", advice)
     # In the processed zone, only our own folders: lost+found of a disk, for example, can't be read.
     tops = [root] if zone == "landing" else [root / HOME, *root.glob("*=*")]
     needed = chain([(place, rights)], *(_needed(top, rights) for top in tops if top.exists()))
@@ -101,14 +110,12 @@ def _zone(table: str, zone: str, root: Path, rights: int) -> Finding:
     denied = next((path for path, right in needed if not os.access(path, right) and path.exists()), None)
     may = "read and write" if rights & os.W_OK else "read"
     if denied is not None:
-        return Finding(
-            "permissions",
-            "problem",
+        return _problem(
             f"{zone}: user {os.geteuid()} is not allowed to {may} {denied}",
             f"allow this user to {may} {place}" + (" and everything below it" if place == root else ""),
         )
     note = "" if place == root else f"; {root} does not exist yet"
-    return Finding("permissions", "ok", f"{zone}: this user is allowed to {may} {place}{note}")
+    return _ok(f"{zone}: this user is allowed to {may} {place}{note}")
 
 
 def _needed(top: Path, rights: int) -> Iterator[tuple[Path, int]]:
@@ -139,11 +146,9 @@ def _store(table: OpenTable) -> Iterator[Finding]:
     finally:
         store.delete(names)
     if wrong is None:
-        yield Finding("store", "ok", f"{ROUNDS} races of {WRITERS} threads to create one object: one thread won each")
+        yield _ok(f"{ROUNDS} races of {WRITERS} threads to create one object: one thread won each")
     else:
-        yield Finding(
-            "store",
-            "problem",
+        yield _problem(
             f"{store.uri()}: {wrong}",
             "do not run lakeupsert on this store, where one writer's commit can replace another's: put `processed` on Amazon "
             "S3, Azure Storage, a server that keeps their conditional puts, a local file system, or NFS with hard links",
@@ -171,9 +176,9 @@ def _store_clock(table: OpenTable) -> Finding:
     level: Level = "problem" if apart > CLOCKS_FAR_APART else "warning" if apart > CLOCKS_APART else "ok"
     found = f"this machine's clock and the store's are {duration(apart.total_seconds())} apart"
     if level == "ok":
-        return Finding("clock", "ok", found)
+        return _ok(found)
     found += f" ({when(before)} and {when(modified)}), at most 5 min are expected"
-    return Finding("clock", level, found, "set this machine's clock by NTP (`timedatectl set-ntp true`)")
+    return _found(level, found, "set this machine's clock by NTP (`timedatectl set-ntp true`)")
 
 
 def _future_stamps(table: OpenTable, now: datetime) -> Iterator[Finding]:
@@ -191,9 +196,7 @@ def _future_stamps(table: OpenTable, now: datetime) -> Iterator[Finding]:
         f"{what} by {duration((stamp - now).total_seconds())}" for what, stamp in stamps.items() if stamp > now + FUTURE
     ]
     if future:
-        yield Finding(
-            "clock",
-            "problem",
+        yield _problem(
             f"later than this machine's clock, {when(now)}: {', '.join(future)}; the clock of the machine that "
             "wrote them was ahead, or this one is behind. New receipt stamps are later than the last one",
             "set the clocks of all machines that write this table by NTP (`timedatectl set-ntp true`)",
@@ -216,28 +219,22 @@ def _queue(table: OpenTable) -> Iterator[Finding]:
             found = (
                 f"{queue.path} is missing, and {count(len(waiting), 'partition')} with batches that are not published"
             )
-            yield Finding("queue", "warning", found, "`lakeupsert run` creates it and sends their messages again")
+            yield _warning(found, "`lakeupsert run` creates it and sends their messages again")
         else:
-            yield Finding("queue", "ok", f"{queue.path} does not exist yet, and there is nothing to send")
+            yield _ok(f"{queue.path} does not exist yet, and there is nothing to send")
         return
     stats = queue.stats()
-    yield Finding(
-        "queue",
-        "ok",
+    yield _ok(
         f"{count(stats.visible, 'message')} waiting, {stats.leased} leased; a message without an answer is delivered again after "
         f"{LEASE_SECONDS:g} s, and becomes a dead letter after {queue.max_receives} receives",
     )
     for letter in queue.dead_letters(1):
-        yield Finding(
-            "queue",
-            "warning",
+        yield _warning(
             f"dead letters: {stats.dead}; the first: {letter.reason}",
             "fix that, then run `lakeupsert redrive`: it returns those of unmerged partitions to the queue and deletes the rest",
         )
     if isinstance(queue, SqsQueue) and (visibility := queue.visibility_seconds()) < FUNCTION_SECONDS:
-        yield Finding(
-            "queue",
-            "warning",
+        yield _warning(
             f"the visibility timeout of {queue.name} is {visibility} s; at least {FUNCTION_SECONDS} s are expected. Otherwise "
             "SQS gives messages to a second function before the first one has started on them",
             "set the queue's visibility timeout to the function's timeout or more; `lakeupsert worker` sets its own",
@@ -248,18 +245,14 @@ def _queue(table: OpenTable) -> Iterator[Finding]:
         last = ledger.number if ledger else -1
         strays = [m for m in messages if m.table != table.name or m.batch > last]
         if strays:
-            yield Finding(
-                "queue",
-                "warning",
+            yield _warning(
                 f"messages of batches that are not in the ledger: {len(strays)}, for example table {strays[0].table!r}, "
                 f"batch {strays[0].batch}; the last batch of {table.name!r} is {last if ledger else 'none'}",
                 f"stop the workers and delete {queue.path}; `lakeupsert run` sends the needed messages again",
             )
         mode = queue.journal_mode()
         if mode != "wal":
-            yield Finding(
-                "queue",
-                "warning",
+            yield _warning(
                 f"the journal of {queue.path} is in mode {mode}, not wal: its file system has no shared memory",
                 f"name a file on a local disk as `queue` in [tables.{table.name}]",
             )
@@ -272,35 +265,35 @@ def _spark(table: OpenTable) -> Iterator[Finding]:
     try:
         spark = sparkenv.require_pyspark()
     except ConfigurationError as e:
-        yield Finding("spark", level, e.message, e.next)
+        yield _found(level, e.message, e.next)
         return
     versions = f"pyspark {spark or 'of unknown version'}, pyarrow {pa.__version__}, Python {platform.python_version()}"
     if not sparkenv.is_supported(spark):
         found = f"{versions}; pyspark {'.'.join(map(str, sparkenv.OLDEST_SPARK))} or later is expected"
-        yield Finding("spark", level, found, f"{install_extra('spark')}{local}")
+        yield _found(level, found, f"{install_extra('spark')}{local}")
     else:
-        yield Finding("spark", "ok", versions)
+        yield _ok(versions)
     if server := sparkenv.connect_server():
-        yield Finding("java", "ok", f"Spark runs at {server}, with its own Python and Java")
+        yield _ok(f"Spark runs at {server}, with its own Python and Java", check="java")
         return
     unfit = sparkenv.unfit_workers()
     if unfit is None:
-        yield Finding("python", "ok", f"Spark's workers run {os.environ.get('PYSPARK_PYTHON', sys.executable)}")
+        yield _ok(f"Spark's workers run {os.environ.get('PYSPARK_PYTHON', sys.executable)}", check="python")
     else:
         advice = f"unset PYSPARK_PYTHON, or set it to {sys.executable}{local}"
-        yield Finding("python", level, f"PYSPARK_PYTHON: {unfit}", advice)
+        yield _found(level, f"PYSPARK_PYTHON: {unfit}", advice, check="python")
     try:
         java = sparkenv.find_java(spark)
     except ConfigurationError as e:
-        yield Finding("java", level, e.message, e.next)
+        yield _found(level, e.message, e.next, check="java")
         return
     found = f"Java {java.version}, {java.program}"
     fit = sparkenv.javas_of(spark)
     if java.version not in fit:
         found += f"; Spark {spark or ''} supports {fit[0]} to {fit[-1]}"
-        yield Finding("java", "warning", found, f"set JAVA_HOME to one of these{local}")
+        yield _warning(found, f"set JAVA_HOME to one of these{local}", check="java")
     else:
-        yield Finding("java", "ok", found)
+        yield _ok(found, check="java")
 
 
 def _landing(table: OpenTable) -> Iterator[Finding]:
@@ -309,20 +302,17 @@ def _landing(table: OpenTable) -> Iterator[Finding]:
     log = find_log(names) or log_above(table.settings.landing)
     if log is not None:
         advice = "land what that table exports, or its change feed"
-        yield Finding("landing", "warning", holds_a_table(log).partition(". Land")[0], advice)
+        yield _warning(holds_a_table(log).partition(". Land")[0], advice)
     if not pattern:
         return
     paths = [name for name in names if is_landing_file(name)]
     others = [path for path in paths if received_on(path, pattern) is None]
     if not others:
-        yield Finding(
-            "landing", "ok", f"{count(len(paths), 'landing file')}, all in folders that are dates by {pattern!r}"
-        )
+        yield _ok(f"{count(len(paths), 'landing file')}, all in folders that are dates by {pattern!r}")
         return
     dated = [path for path in paths if not is_stray(path, pattern, table.settings.format)]
     usual = fitting({path.rpartition("/")[0] for path in dated})
-    yield Finding(
-        "landing",
+    yield _found(
         "warning" if len(others) < len(paths) or not dated else "problem",
         f"by `landing_dates` = {pattern!r}, {len(others)} of {len(paths)} landing files have no date and are not taken, for "
         f"example {others[0]}",
@@ -343,26 +333,24 @@ def _disk(table: OpenTable) -> Iterator[Finding]:
     found = f"{free / 1e6:,.0f} MB free, the largest partition has {largest / 1e6:,.0f} MB"
     if free < 2 * largest:
         found += "; a merge needs twice as much, because it writes a new copy of a partition before the old one goes"
-        yield Finding("disk", "warning", found, f"free space on the file system of {store.root}")
+        yield _warning(found, f"free space on the file system of {store.root}")
     else:
-        yield Finding("disk", "ok", found)
+        yield _ok(found)
 
 
 def _settings(table: OpenTable) -> Iterator[Finding]:
     settings = table.settings
     if int(settings.superseded_retention[:-1]) == 0 and settings.keep_snapshots != 1:
-        yield Finding(
-            "settings",
-            "problem",
+        yield _problem(
             f"`superseded_retention` is {settings.superseded_retention!r} and `keep_snapshots` {settings.keep_snapshots}; "
             "without retention it must be 1, since older snapshots name superseded files",
             f"set `keep_snapshots` = 1, or `superseded_retention` to a duration, in [tables.{table.name}]",
         )
     spec = table.head_spec()  # raises if the settings contradict the spec
-    yield Finding("settings", "ok", f"they fit spec {spec.number}" if spec else "the table does not exist yet")
+    yield _ok(f"they fit spec {spec.number}" if spec else "the table does not exist yet")
     for warning in misplaced_events(table, spec.body) if spec else ():
         found, _, advice = warning.partition("Rows may be wrong. ")
-        yield Finding("settings", "warning", found.rstrip(". "), advice)
+        yield _warning(found.rstrip(". "), advice)
 
 
 def _manifests(table: OpenTable) -> Iterator[Finding]:
@@ -371,10 +359,10 @@ def _manifests(table: OpenTable) -> Iterator[Finding]:
     if missing and [link.number for link in list_snapshots(table)] != [*kept]:  # a vacuum has trimmed them meanwhile
         missing = table.missing_manifests({link.number: link.body for link in list_snapshots(table)})
     for error in missing.values():
-        yield Finding("manifests", "problem", error.message.rstrip("."), error.next)
+        yield _problem(error.message.rstrip("."), error.next)
     if kept and not missing:
         named = sum(len(body.partitions) for body in kept.values())
-        yield Finding("manifests", "ok", f"{count(len(kept), 'snapshot')} name {named:,}; all are stored")
+        yield _ok(f"{count(len(kept), 'snapshot')} name {named:,}; all are stored")
 
 
 def _publishers(table: OpenTable) -> Iterator[Finding]:
@@ -382,16 +370,14 @@ def _publishers(table: OpenTable) -> Iterator[Finding]:
     for name, standing in standings(table).items():
         shown = "nothing yet" if standing.snapshot is None else f"snapshot {standing.snapshot}"
         if standing.behind is None and standing.problem is not None:
-            yield Finding("publishers", "problem", standing.problem.message, standing.problem.next)
+            yield _problem(standing.problem.message, standing.problem.next)
         elif standing.behind:
-            yield Finding(
-                "publishers",
-                "warning",
+            yield _warning(
                 f"readers of {name} see {shown}: {standing.behind} behind",
                 f"`lakeupsert publish --to {name}`",
             )
         else:
-            yield Finding("publishers", "ok", f"readers of {name} see {shown}, the newest")
+            yield _ok(f"readers of {name} see {shown}, the newest")
 
 
 CHECKS: dict[str, Callable[[OpenTable], Iterator[Finding]]] = {

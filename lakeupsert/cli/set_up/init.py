@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli.frame import Answer, Call
-from lakeupsert.cli.output import block, columns, toml_value
+from lakeupsert.cli.output import block, columns, fields, toml_value
 from lakeupsert.cli.program import main
 from lakeupsert.cli.set_up.settings_file import comments, plain, relative_path
 from lakeupsert.cli.set_up.translation import translation_file, translation_result, translation_text
@@ -74,22 +74,16 @@ def _translate(
 ) -> Answer:
     if chombo is not None and hive is not None:
         raise click.UsageError("Give either --from-chombo or --from-hive.")
+    source, system = (chombo, "chombo") if chombo is not None else (hive or "", "hive")
     with call.progress("init") as progress:
-        if chombo is not None:
-            from lakeupsert.operations.init.from_chombo import translate_properties  # imports Arrow
-
-            progress(f"reading {chombo}")
-            found = translate_properties(chombo, path, call.table)
-            command = f"lakeupsert init --from-chombo {shlex.quote(chombo)}"
+        progress(f"reading {source}")
+        if system == "chombo":
+            from lakeupsert.operations.init.from_chombo import translate_properties as translate  # imports Arrow
         else:
-            from lakeupsert.operations.init.from_hive import translate_ddl  # imports Arrow
-
-            progress(f"reading {hive}")
-            found = translate_ddl(hive or "", path, call.table)
-            command = f"lakeupsert init --from-hive {shlex.quote(hive or '')}"
-    command += f" {shlex.quote(path)}" if path is not None else ""
-    landing = found.text("landing")
-    _refuse_inside(landing, target)
+            from lakeupsert.operations.init.from_hive import translate_ddl as translate
+        found = translate(source, path, call.table)
+    command = shlex.join(["lakeupsert", "init", f"--from-{system}", source, *([path] if path is not None else [])])
+    _refuse_inside(found.text("landing"), target)
     text = translation_file(found, command, target.parent)
     if not is_remote(found.text("processed")):
         parse(str(target), text.encode(), {})
@@ -115,15 +109,13 @@ def _propose(call: Call, target: Path, path: str, *, dry_run: bool) -> Answer:
     result = {
         "written": None if dry_run else str(target),
         "proposed": {
-            "table": found.table,
-            "landing": found.landing,
-            "processed": found.processed,
+            **fields(found, "table", "landing", "processed"),
             **{name: choice.value for name, choice in found.settings.items()},
             "read": {name: choice.value for name, choice in found.read.items()},
             "schema": found.schema,
         },
         "columns": [asdict(c) for c in found.columns],
-        "looked_at": {"files": found.files, "rows": found.rows, "of_files": found.of_files},
+        "looked_at": fields(found, "files", "rows", "of_files"),
         "next": steps,
     }
     if dry_run:
