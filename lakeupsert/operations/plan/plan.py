@@ -10,7 +10,7 @@ The sizes of rows, the share of new keys and the seconds are learned from the la
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,7 +146,9 @@ def plan(
     batches = last_batches(table, head.number) if head else []
     nights = last_nights(table)
     sizes = learn_sizes(spec, nights, [b.body for b in batches], expected.sample) if spec else Sizes()
-    landed = _rows_by_partition(previews)
+    landed: Counter[str] = Counter()
+    for one in previews:
+        landed.update(one.partitions)
     emptied: Collection[str] = ()
     if full and spec and landed:  # a full extract also touches partitions without a row of it
         shown = ground.snapshot.body if ground.snapshot else None
@@ -176,7 +178,7 @@ def plan(
         prices=price_list,
         nights=len(nights),
         estimated=any(p.share < 1 for p in previews),
-        notes=(*notes, *_unreadable(previews), *_unplaced(previews)),
+        notes=(*notes, *_left_out(previews)),
     )
 
 
@@ -297,28 +299,15 @@ def _previews(table: OpenTable, files: Sequence[LandingInput], spec: TableSpec) 
     return previews
 
 
-def _unreadable(previews: Sequence[Preview]) -> list[str]:
-    unreadable = [f"{one.path!r}: {one.unreadable}" for one in previews if one.unreadable is not None]
-    if not unreadable:
-        return []
-    return [f"{count(len(unreadable), 'landing file')} can't be read and would be set aside; {unreadable[0]}"]
-
-
-def _unplaced(previews: Sequence[Preview]) -> list[str]:
-    rows = sum(one.unplaced for one in previews)
-    if not rows:
-        return []
-    return [
-        f"{count(rows, 'row')} of the new files {'names' if rows == 1 else 'name'} no partition. The key index decides where "
-        "they count, so the plan leaves them out, and partitions that only they touch"
-    ]
-
-
-def _rows_by_partition(previews: Iterable[Preview]) -> Counter[str]:
-    rows: Counter[str] = Counter()
-    for one in previews:
-        rows.update(one.partitions)
-    return rows
+def _left_out(previews: Sequence[Preview]) -> Iterator[str]:
+    """Warnings about files that can't be read, and about rows that name no partition."""
+    if unreadable := [f"{one.path!r}: {one.unreadable}" for one in previews if one.unreadable is not None]:
+        yield f"{count(len(unreadable), 'landing file')} can't be read and would be set aside; {unreadable[0]}"
+    if rows := sum(one.unplaced for one in previews):
+        yield (
+            f"{count(rows, 'row')} of the new files {'names' if rows == 1 else 'name'} no partition. The key index decides where "
+            "they count, so the plan leaves them out, and partitions that only they touch"
+        )
 
 
 # ---------------------------------------------------------------- requests and money
