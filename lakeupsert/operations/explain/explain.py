@@ -335,8 +335,9 @@ class _Search:
             source: Source = "adopted" if link.body.kind == "create" else "appended"
             for number, file in enumerate(touched.files):
                 try:
-                    found = self.rows.rows_in(file, FilePlace(partition, source, link.number, link, number))
-                except DamagedTableError:
+                    found = self.rows.rows_in(file, FilePlace(source, link.number, link, number))
+                except DamagedTableError as e:
+                    e.partition = e.partition or partition
                     if self.table.store.head(file.name) is not None:
                         raise
                     gone.append((link.number, file.name))

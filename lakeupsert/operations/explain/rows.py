@@ -101,7 +101,7 @@ class Match:
 
 @dataclass(frozen=True)
 class FilePlace:
-    """Where a file of the key's partition stands.
+    """Where the rows of a file stand.
 
     Attributes:
         age: the batch that its rows have, or the last one that was merged into it.
@@ -109,7 +109,6 @@ class FilePlace:
         manifest: the version that holds a tombstone without a file.
     """
 
-    partition: str
     source: Source
     age: int
     link: Link[LedgerEntry] | None = None
@@ -222,9 +221,9 @@ class RowSearch:
             for bucket in version.body.buckets:
                 for file in bucket.data:
                     source: Source = "base" if file in bucket.base else "delta"
-                    stored += self.rows_in(file, FilePlace(partition, source, age))
+                    stored += self.rows_in(file, FilePlace(source, age))
                 for tombstones in bucket.tombstones:
-                    stored += self.rows_in(tombstones, FilePlace(partition, "tombstone", age, manifest=home))
+                    stored += self.rows_in(tombstones, FilePlace("tombstone", age, manifest=home))
         rows = self.ranked(rows)
         standing: dict[KeyRow, KeyRow] = {}
         for copy in stored:
