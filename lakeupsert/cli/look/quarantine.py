@@ -103,17 +103,15 @@ class _Seen:
         """The same rows, counted as they are read."""
         import pyarrow as pa
 
-        return pa.RecordBatchReader.from_batches(rows.schema, self._watched(rows))
+        def watched() -> Iterator[pa.RecordBatch]:
+            for batch in rows:
+                table = pa.Table.from_batches([batch])
+                counts = table.group_by(["reason_code", "file"]).aggregate([([], "count_all")]).to_pylist()
+                self.files.update({(one["reason_code"], one["file"]): one["count_all"] for one in counts})
+                self.rows += rows_result(table.slice(0, self._head - len(self.rows)))
+                yield batch
 
-    def _watched(self, rows: "pa.RecordBatchReader") -> "Iterator[pa.RecordBatch]":
-        import pyarrow as pa
-
-        for batch in rows:
-            table = pa.Table.from_batches([batch])
-            counts = table.group_by(["reason_code", "file"]).aggregate([([], "count_all")]).to_pylist()
-            self.files.update({(one["reason_code"], one["file"]): one["count_all"] for one in counts})
-            self.rows += rows_result(table.slice(0, self._head - len(self.rows)))
-            yield batch
+        return pa.RecordBatchReader.from_batches(rows.schema, watched())
 
 
 def _total(seen: _Seen, reason: Reason | None) -> str:

@@ -189,8 +189,9 @@ class _Ranking:
     Attributes:
         shown, won: the rows that readers see, and that the newest version stores, each with its stored copy.
         merged, counts: the last batch that is merged, and the batches that count there.
-        lacking, replaced, refused, void: rows that do not count because of a full extract that lacks the key, or that has it and
-            replaces them, a floor, or forgetting.
+        uncounted: rows that do not count because of a full extract that lacks the key, or that has it and replaces them, or a
+            floor, each with its outcome.
+        void: deletes that do not count because they were forgotten.
         forgets: the partition has forgotten tombstones.
     """
 
@@ -199,14 +200,12 @@ class _Ranking:
     won: dict[KeyRow, KeyRow]
     merged: int
     counts: AbstractSet[int]
-    lacking: AbstractSet[KeyRow]
-    replaced: AbstractSet[KeyRow]
-    refused: AbstractSet[KeyRow]
+    uncounted: Mapping[KeyRow, Outcome]
     void: AbstractSet[KeyRow]
     forgets: bool
 
     def outcomes(self) -> dict[KeyRow, Outcome]:
-        uncounted = self.lacking | self.replaced | self.refused | self.void
+        uncounted = self.uncounted.keys() | self.void
         deletes = (row for row in self.rows if row.deletes and row.age in self.counts and row not in uncounted)
         forgotten = next(deletes, None) if self.forgets and not self.won else None
         standing = [*self.won, *([forgotten] if forgotten else [])]
@@ -223,12 +222,8 @@ class _Ranking:
             return "won, not published"
         if row.age > self.merged:
             return "pending"
-        if row in self.lacking:
-            return "lacking"
-        if row in self.refused:
-            return "refused"
-        if row in self.replaced:
-            return "replaced"
+        if row in self.uncounted:
+            return self.uncounted[row]
         if row is forgotten:
             return "forgotten"
         if not is_above:
@@ -362,11 +357,14 @@ class _Search:
         merged = head.body.merged if head else -1
         counts = {0, *active_batches((link.number, link.body) for link in entries[: merged + 1])}
         counted = [link for link in entries if link.number in counts and partition in link.body.touched]
-        refused = self.rows.refused(rows, [link.body for link in (head, readers) if link])
-        lacking = self.rows.lacking([row for row in rows if row.age in counts], counted) - refused
-        before = replaced([row for row in rows if row.age in counts], counted) - refused - lacking
+        counting = [row for row in rows if row.age in counts]
+        outcomes: dict[KeyRow, Outcome] = {
+            **dict.fromkeys(replaced(counting, counted), "replaced"),
+            **dict.fromkeys(self.rows.lacking(counting, counted), "lacking"),
+            **dict.fromkeys(self.rows.refused(rows, [link.body for link in (head, readers) if link]), "refused"),
+        }
         void = forgotten_before_extract(rows, counted)
-        uncounted = refused | lacking | before | void | {row for row in rows if row.age not in counts}
+        uncounted = {*outcomes, *void, *(row for row in rows if row.age not in counts)}
         # Readers' version first: if the newest one holds the same row in another file, that is not another version.
         rows, shown = self.rows.with_stored(rows, partition, readers, uncounted)
         won = shown
@@ -378,9 +376,7 @@ class _Search:
             won=won,
             merged=merged,
             counts=counts,
-            lacking=lacking,
-            replaced=before,
-            refused=refused,
+            uncounted=outcomes,
             void=void - won.keys() - shown.keys(),
             forgets=head is not None and any(bucket.floor for bucket in head.body.buckets),
         )
