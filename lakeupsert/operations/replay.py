@@ -39,7 +39,6 @@ class _Plan:
     """The row work of an attempt: ``renames_of`` as in `renames_of`, ``warnings`` of the spec."""
 
     job: AppendJob
-    files: Sequence[ReplayedFile]
     renames_of: Callable[[str], int]
     warnings: tuple[str, ...]
 
@@ -120,7 +119,7 @@ def _plan(table: OpenTable, ground: Ground, known: TableSpec, files: Sequence[Re
             rules=RowRules(spec, ground.received_at, ground.clock_ahead, table.name, table.settings.read.envelope),
             spec_version=ground.version_of(spec),
         )
-    return _Plan(job, files, renames, tuple(warnings))
+    return _Plan(job, renames, tuple(warnings))
 
 
 def _entry(
