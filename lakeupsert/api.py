@@ -61,17 +61,13 @@ def _takes(
         own, fields = inspect.signature(method), inspect.signature(kind).parameters.values()
         itself = next(iter(own.parameters.values()))
         call.__signature__ = own.replace(parameters=[itself, *fields])  # type: ignore[attr-defined]  # for `inspect` and `help`
-        call.__doc__ = "\n".join([inspect.getdoc(method) or "", "", "Args:", *_described(kind)])
+        assert isinstance(kind, type)
+        of_classes = [inspect.cleandoc(one.__doc__ or "") for one in reversed(kind.__mro__)]
+        described = [text.split("Attributes:\n", 1)[1] for text in of_classes if "Attributes:\n" in text]
+        call.__doc__ = "\n".join([inspect.getdoc(method) or "", "", "Args:", *described])
         return call
 
     return decorate
-
-
-def _described(kind: Callable[..., object]) -> list[str]:
-    """How the dataclass and its bases describe their fields."""
-    assert isinstance(kind, type)
-    texts = [inspect.cleandoc(one.__doc__ or "") for one in reversed(kind.__mro__)]
-    return [text.split("Attributes:\n", 1)[1] for text in texts if "Attributes:\n" in text]
 
 
 class Table(ReadOnlyTable):

@@ -11,19 +11,22 @@ from typing import Protocol
 import pyarrow as pa
 
 from lakeupsert.config import Reading
-from lakeupsert.engine.attempts import Found, Item, attempt
+from lakeupsert.engine.attempts import Found, Item, all_or_raise, attempt
 from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
 from lakeupsert.engine.reports import FileRead, Report
 from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
 from lakeupsert.engine.spilled import Spilled
 from lakeupsert.landing.files import Survey, survey
 from lakeupsert.landing.formats.blocks import LandingInput
+from lakeupsert.landing.formats.registry import format_of
 from lakeupsert.progress import Share
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.storage import ObjectReader, ObjectStore
 
 HELD_BYTES = 256 << 20
 SPILL_FILES = 64
+SURVEYED_HERE = 64 << 20
+"""Bytes of text files up to which a survey runs in this process, since a job of the host would not pay."""
 
 
 class Host(Protocol):
@@ -34,16 +37,6 @@ class Host(Protocol):
     """
 
     in_process: bool
-
-    def survey(
-        self,
-        landing: ObjectReader,
-        inputs: Sequence[LandingInput],
-        reading: Reading,
-        known: pa.Schema | None,
-        text_columns: frozenset[str],
-    ) -> list[Survey]:
-        """`landing.files.survey` of each file."""
 
     def run(self, job: AppendJob, progress: Callable[[str], None] = lambda text: None) -> list[Report]:
         """Do phase one's row work of the whole batch, once."""
@@ -91,20 +84,26 @@ def _add_requests(
             yield result
 
 
+def survey_files(
+    host: Host,
+    landing: ObjectReader,
+    inputs: Sequence[LandingInput],
+    reading: Reading,
+    known: pa.Schema | None,
+    text_columns: frozenset[str],
+) -> list[Survey]:
+    """`landing.files.survey` of each file."""
+    look = partial(survey, landing, reading=reading, known=known, text_columns=text_columns)
+    text_bytes = sum(file.size for file in inputs if not format_of(file.path, reading.format).typed)
+    if host.in_process or text_bytes <= SURVEYED_HERE:
+        return [look(file) for file in inputs]
+    return all_or_raise(host.map(look, inputs, [float(file.size) for file in inputs]))
+
+
 class LocalHost:
     """See `Host`."""
 
     in_process = True
-
-    def survey(
-        self,
-        landing: ObjectReader,
-        inputs: Sequence[LandingInput],
-        reading: Reading,
-        known: pa.Schema | None,
-        text_columns: frozenset[str],
-    ) -> list[Survey]:
-        return [survey(landing, file, reading, known, text_columns) for file in inputs]
 
     def map(
         self, function: Callable[[Item], Found], items: Sequence[Item], sizes: Sequence[float]

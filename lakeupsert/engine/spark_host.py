@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from lakeupsert.config import Reading
 from lakeupsert.engine.attempts import Found, Item
 from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
 from lakeupsert.engine.reports import Refused, Report, Written, total_by_partition
@@ -32,12 +31,9 @@ from lakeupsert.engine.spark_session import (
 )
 from lakeupsert.engine.spark_tasks import attempt_in_task, require_fit, ship
 from lakeupsert.errors import TaskDiedError
-from lakeupsert.landing.files import Survey, survey
 from lakeupsert.landing.formats.blocks import LandingInput
-from lakeupsert.landing.formats.registry import format_of
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import from_bytes, to_bytes
-from lakeupsert.storage import ObjectReader
 
 TASK_BYTES = 64 << 20
 """Landing bytes that a task reads, at most. A single row group or text file is not cut, and may be larger."""
@@ -48,9 +44,6 @@ GROUP_BYTES = 16 << 20
 BLOB_BYTES = 1 << 20
 BLOBS_PER_BATCH = 32
 """Rows (blobs) that Spark passes to Python at a time. Its default of 10,000 would be gigabytes here."""
-SURVEYED_HERE = 64 << 20
-"""Bytes of text files up to which a survey runs in this process, since a Spark job would not pay."""
-
 
 TASKS_PER_CORE = 4
 """So many tasks a core share the items of `SparkHost.map`. More: each task costs 50 ms. Fewer: cores wait for the longest."""
@@ -85,27 +78,6 @@ class SparkHost:
             if is_local(spark):
                 return of_machine // parallelism(spark) - PYTHON_BYTES
             return memory_beside_jvm(spark) // tasks_per_executor(spark) - PYTHON_BYTES
-
-    def survey(
-        self,
-        landing: ObjectReader,
-        inputs: Sequence[LandingInput],
-        reading: Reading,
-        known: pa.Schema | None,
-        text_columns: frozenset[str],
-    ) -> list[Survey]:
-        if sum(i.size for i in inputs if not format_of(i.path, reading.format).typed) <= SURVEYED_HERE:
-            return [survey(landing, file, reading, known, text_columns) for file in inputs]
-
-        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for place in ids(batches):
-                found = survey(landing, inputs[place], reading, known, text_columns)
-                yield pa.record_batch({"place": [place], "found": [pickle.dumps(found)]})
-
-        with explain_spark_failures(), small_batches() as spark:
-            tasks = spark.range(0, len(inputs), 1, len(inputs))
-            rows = collect(tasks.mapInArrow(ship(run), "place bigint, found binary"))
-        return [pickle.loads(row.found) for row in sorted(rows, key=lambda row: row.place)]
 
     def run(self, job: AppendJob, progress: Callable[[str], None] = lambda text: None) -> list[Report]:
         job = choose_ranges(job)

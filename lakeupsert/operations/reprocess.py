@@ -19,7 +19,7 @@ from typing import Literal
 
 from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.by_name import EngineName, HostChoice, choose_host, host_by_name
-from lakeupsert.engine.hosts import Host
+from lakeupsert.engine.hosts import Host, survey_files
 from lakeupsert.engine.replay import replay_rows
 from lakeupsert.engine.reports import FileFailed, FileRead, Report, touched_by
 from lakeupsert.errors import RefusedError, TryAgainError
@@ -384,7 +384,7 @@ def _job(
     entry = batch.entry
     spec, reading = table.spec(entry.spec_version), entry.reading_of_files
     shared = [i for i in inputs if format_of(i.path, reading.format).shared]
-    surveys = host.survey(table.landing, shared, reading, spec.schema, frozenset())
+    surveys = survey_files(host, table.landing, shared, reading, spec.schema, frozenset())
     return AppendJob(
         landing=table.landing,
         store=table.store,

@@ -3,7 +3,7 @@
 import itertools
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -117,14 +117,10 @@ def _check_replaceable(target: Path, *, folder: bool, overwrite: bool) -> None:
         )
 
 
-def _parquet(reader: pa.RecordBatchReader, path: Path) -> int:
-    return _write_parquet(reader, reader.schema, path)
-
-
-def _write_parquet(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: Path | Sink) -> int:
+def _parquet(reader: pa.RecordBatchReader, path: Path | Sink) -> int:
     rows, held, held_bytes = 0, [], 0
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for batch in batches:
+    with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
+        for batch in reader:
             held.append(batch)
             held_bytes += batch.nbytes
             rows += batch.num_rows
@@ -208,7 +204,7 @@ def _write_partition(
         stored = (batch.select(names) for batch in itertools.chain([first], batches))
         schema = pa.schema([reader.schema.field(name) for name in names])
         with open_file(f"{base_prefix(partition)}{_PART}") as file:
-            return _write_parquet(stored, schema, file)
+            return _parquet(pa.RecordBatchReader.from_batches(schema, stored), file)
 
 
 def _write_partition_once(read: Callable[..., pa.RecordBatchReader], target: ObjectStore, partition: str) -> int:

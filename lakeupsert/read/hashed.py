@@ -58,17 +58,13 @@ class _Terms:
     def literal(self, value: pa.Scalar) -> _Term:
         return _Term({}, literal=value)
 
-    def is_null(self, column: _Term) -> _Term:
-        return _ANY
-
-    def is_nan(self, value: _Term) -> _Term:
-        return _ANY
-
     def is_in(self, column: _Term, values: pa.Array) -> _Term:
         return _Term({column.column or "": frozenset(values)})
 
-    def like(self, column: _Term, pattern: str) -> _Term:
+    def _says_nothing(self, *of: object) -> _Term:
         return _ANY
+
+    is_null = is_nan = like = _says_nothing
 
 
 def hash_values(spec: TableSpec, where: str | None, schema: pa.Schema) -> dict[str, Collection[int]]:

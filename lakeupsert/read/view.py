@@ -24,7 +24,6 @@ from lakeupsert.read.hashed import hash_values
 from lakeupsert.read.skipping import file_test
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
 from lakeupsert.rows.vectors import Positions
-from lakeupsert.storage import ObjectStore
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects, partition_scalars
@@ -116,10 +115,6 @@ class View:
     number: int | None
     pinned: Mapping[str, Sequence[BucketEntry]] = field(default_factory=dict)
     stamps: pa.Array | None = None
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """For tasks elsewhere: the same view, which opens the table's chains anew."""
-        return _reopen, (self.objects.store, self.spec, self.snapshot, self.number, dict(self.pinned), self.stamps)
 
     @classmethod
     def open(cls, objects: TableObjects, newest_spec: TableSpec, snapshot: str | int | date = "published") -> "View":
@@ -229,17 +224,6 @@ class View:
             lost = self.snapshot.lost(partition, chain.head())
             raise self.objects.missing(partition, shown.version, named_by, lost=lost)
         return manifest
-
-
-def _reopen(
-    store: ObjectStore,
-    spec: TableSpec,
-    snapshot: Snapshot,
-    number: int | None,
-    pinned: Mapping[str, Sequence[BucketEntry]],
-    stamps: pa.Array | None,
-) -> View:
-    return View(TableObjects(store), spec, snapshot, number, pinned, stamps)
 
 
 def partitions_of(

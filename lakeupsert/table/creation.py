@@ -293,8 +293,7 @@ def _refuse_groups(schema: pa.Schema, declared: TableSpec) -> None:
     of_row = (*declared.key, *declared.partition_by, *declared.order_by)
     uses = dict.fromkeys(of_row, "a key, ordering or partition column of the table")
     for group in declared.groups:
-        order_by = [o.column for o in group.ordering]
-        for name in (*order_by, *group.columns):
+        for name in group.all_columns:
             if name in uses:
                 raise _bad_setting(
                     f"`groups.{group.name}` names {name!r}, which is {uses[name]}.", "name each column in one place"
@@ -307,8 +306,10 @@ def _refuse_groups(schema: pa.Schema, declared: TableSpec) -> None:
                     next="correct the name; if the column comes with later files, give it a type under [tables.….schema]: "
                     f'`{toml_key(name)} = "…"`',
                 )
-        for name in order_by:
-            _refuse_type(f"groups.{group.name}.order_by", name, schema.field(name).type, is_order_type, _ORDER_TYPES)
+        for o in group.ordering:
+            _refuse_type(
+                f"groups.{group.name}.order_by", o.column, schema.field(o.column).type, is_order_type, _ORDER_TYPES
+            )
 
 
 def _bad_setting(what: str, instead: str) -> ConfigurationError:

@@ -153,7 +153,7 @@ def roles(spec: TableSpec) -> dict[str, str]:
     """The setting that names each column; the first one, if several do."""
     sources = [source for one in spec.partition_from for source in one.sources]
     named = {"key": spec.key, "order_by": spec.order_by, "partition_by": (*spec.partition_by, *sources)}
-    named |= {f"groups.{g.name}": (*(o.column for o in g.ordering), *g.columns) for g in spec.groups}
+    named |= {f"groups.{g.name}": g.all_columns for g in spec.groups}
     by_column = {column: role for role in reversed(named) for column in named[role]}
     return ({spec.operation: "delete"} if spec.operation else {}) | by_column
 

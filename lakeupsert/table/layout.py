@@ -79,6 +79,9 @@ class TableObjects:
         self.ledger: Chain[LedgerEntry] = Chain(store, f"{HOME}/ledger", "ledger", LedgerEntry, check_entry)
         self.snapshots: Chain[Snapshot] = Chain(store, f"{HOME}/snapshots", "snapshot", Snapshot, check_snapshot)
 
+    def __reduce__(self) -> tuple[type["TableObjects"], tuple[ObjectStore]]:
+        return TableObjects, (self.store,)
+
     def partition(self, partition: str) -> Chain[Manifest]:
         return Chain(self.store, f"{HOME}/partitions/{partition}", "manifest", Manifest, check_manifest)
 
@@ -266,25 +269,27 @@ def parse_partition(spec: TableSpec, text: str) -> str:
             f"The table has no partition columns, so it has one partition, {WHOLE_TABLE}, and not {text!r}.",
             next=f"give {WHOLE_TABLE}, or leave the option out",
         )
-    folders = text.split("/") if len(spec.partition_by) > 1 else [text]
+    if len(spec.partition_by) == 1:
+        return _folder_of(spec, spec.partition_by[0], text)
+    folders = text.split("/")
     if len(folders) == len(spec.partition_by):
         names = [_parse_folder(spec, *pair) for pair in zip(spec.partition_by, folders, strict=True)]
         if None not in names:
             return "/".join(map(str, names))
-    columns = "/".join(spec.partition_by)
     types = ", ".join(str(spec.schema.field(column).type) for column in spec.partition_by)
-    what = f"value of the partition column {columns!r}" if len(spec.partition_by) == 1 else f"partition by {columns}"
     raise ConfigurationError(
         "not-a-partition",
-        f"{text!r} is not a {what} ({types}).",
-        next=f"give a value, for example 2020-01-01 or {columns}=2020-01-01"
-        if len(spec.partition_by) == 1
-        else f"give a value for each column: {'/'.join(f'{_escape(column)}=VALUE' for column in spec.partition_by)}",
+        f"{text!r} is not a partition by {'/'.join(spec.partition_by)} ({types}).",
+        next=f"give a value for each column: {'/'.join(f'{_escape(column)}=VALUE' for column in spec.partition_by)}",
     )
 
 
 def parse_value(spec: TableSpec, column: str, text: str) -> pa.Scalar:
     """The value of a partition column that a user means by ``2020-01-01`` or ``day=2020-01-01``."""
+    return _scalar(spec, column, partition_texts(_folder_of(spec, column, text))[column])
+
+
+def _folder_of(spec: TableSpec, column: str, text: str) -> str:
     folder = _parse_folder(spec, column, text)
     if folder is None:
         type_ = spec.schema.field(column).type
@@ -293,7 +298,7 @@ def parse_value(spec: TableSpec, column: str, text: str) -> pa.Scalar:
             f"{text!r} is not a value of the partition column {column!r} ({type_}).",
             next=f"give a value, for example 2020-01-01 or {column}=2020-01-01",
         )
-    return _scalar(spec, column, partition_texts(folder)[column])
+    return folder
 
 
 def _parse_folder(spec: TableSpec, column: str, given: str) -> str | None:

@@ -70,6 +70,10 @@ class ColumnGroup(msgspec.Struct, frozen=True, kw_only=True):
     def ordering(self) -> tuple[Ordering, ...]:
         return tuple(map(Ordering.parse, self.order_by))
 
+    @property
+    def all_columns(self) -> tuple[str, ...]:
+        return (*(o.column for o in self.ordering), *self.columns)
+
 
 # A source's name may contain balanced parentheses, the new column's name none. Otherwise two expressions in one text, for example
 # `date(at), month(at)` or `date(at) as day, month(at)`, would match.

@@ -216,7 +216,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """For mode columns: the ordering and the columns (with field ids), first of all columns in no group, then of each
         group."""
         ids = {f.name: field_id(f) for f in self.stored_schema if f.name not in self.stored_key}
-        grouped = [(g.ordering, {n: ids.pop(n) for n in self._in_group(g) if n in ids}) for g in self.groups]
+        grouped = [(g.ordering, {n: ids.pop(n) for n in g.all_columns if n in ids}) for g in self.groups]
         return ((self.ordering, ids), *grouped)
 
     @cached_property
@@ -225,9 +225,6 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.mode == "rows" or self.key_scope == "partition":
             return None
         return field_id(self.schema.field(self.partition_by[0]))
-
-    def _in_group(self, group: ColumnGroup) -> tuple[str, ...]:
-        return (*(o.column for o in group.ordering), *group.columns)
 
     @cached_property
     def ordering(self) -> tuple[Ordering, ...]:

@@ -351,7 +351,7 @@ def test_codes_hide_no_mistake_in_a_date(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_spark_tells_it_too(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakeupsert.engine.spark_host.SURVEYED_HERE", 0)
+    monkeypatch.setattr("lakeupsert.engine.hosts.SURVEYED_HERE", 0)
     lake = Lake(tmp_path)
     done = lake.night("spark", a_csv=feed("csv", ALMOST["integer"][0]), b_jsonl=feed("jsonl", [1, 2, "x"], 1000)).append
     assert told(done.warnings, "'three' in 'a.csv' line 702", f"2 of {len(ALMOST['integer'][0]) + 3}")

@@ -34,7 +34,7 @@ from lakeupsert.rows.vectors import mark_deleted
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, Reason, Touched
 from lakeupsert.table.manifest import add_digests
-from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_FROM, MOVED_TO, OLDER, PLACE, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_FROM, MOVED_TO, OLDER, PLACE
 
 SOURCE = "_lakeupsert_source"
 """Integer column: the place of a row's file in `Batch.files`."""
@@ -121,8 +121,10 @@ class Batch:
             orphans, carried = carried.filter(nowhere), carried.filter(pc.invert(nowhere))
             deletes = as_carried(pa.concat_tables(found[effects.Ended]), spec)
             out.add(deletes, follows=True)
-            before, orphans = out.refused.get("unknown_key"), newer_parts(orphans, deletes, spec)
-            out.refused["unknown_key"] = _with_orphans(before, orphans, spec)
+            schema = spec.ranked_schema.append(pa.field(PARTITION, pa.string()))
+            orphans = align(newer_parts(orphans, deletes, spec).drop_columns([PARTITION]), schema)
+            refused = [align(out.refused[reason], schema) for reason in out.refused if reason == "unknown_key"]
+            out.refused["unknown_key"] = pa.concat_tables([*refused, orphans])
         if carried is not None and carried.num_rows:
             out.add(carried, follows=True)
         for number, tables in sorted(self._placed.items()):
@@ -243,9 +245,3 @@ def _with_lost(touched: Touched, rows: int, digest: str | None) -> Touched:
         digest=add_digests((touched.digest, digest)),
         superseded_digest=add_digests((touched.superseded_digest, digest)),
     )
-
-
-def _with_orphans(refused: Rows | None, orphans: Rows, spec: TableSpec) -> Rows:
-    schema = spec.ranked_schema.append(pa.field(PARTITION, pa.string()))
-    orphans = align(orphans.drop_columns([PARTITION]), schema)
-    return orphans if refused is None else pa.concat_tables([align(refused, schema), orphans])

@@ -95,7 +95,12 @@ def rebuild_index(
     wrong = [of_range for of_range in ranked if of_range.several]
     if wrong:
         discard([file.name for file in files])
-        raise _several_partitions(sum(of_range.several for of_range in wrong), wrong[0].example)
+        raise RefusedError(
+            "key-in-several-partitions",
+            f"At least {sum(of_range.several for of_range in wrong)} keys have a row in several partitions, for example "
+            f'{wrong[0].example}. With `key_scope = "table"` a key has one row. Nothing was changed.',
+            next='leave one row of each key in these files, or set `key_scope = "partition"`',
+        )
     return files
 
 
@@ -180,15 +185,6 @@ def _with_naming(rows: Rows, spec: TableSpec) -> Rows:
     own = as_mask(rows[NAMED]) | (last[key] < 0)
     found = rows[NAMING].combine_chunks().take(pa.array(last[key], mask=own))
     return with_column(rows, NAMING, found).filter(pa.array(counts))
-
-
-def _several_partitions(rows: int, example: str) -> RefusedError:
-    return RefusedError(
-        "key-in-several-partitions",
-        f"At least {rows} keys have a row in several partitions, for example {example}. With "
-        '`key_scope = "table"` a key has one row. Nothing was changed.',
-        next='leave one row of each key in these files, or set `key_scope = "partition"`',
-    )
 
 
 def _source_schema(spec: TableSpec) -> pa.Schema:

@@ -16,7 +16,7 @@ from functools import partial
 
 from lakeupsert.engine.batch import AppendJob, quarantine_unreadable
 from lakeupsert.engine.by_name import choose_host, host_by_name
-from lakeupsert.engine.hosts import Host
+from lakeupsert.engine.hosts import Host, survey_files
 from lakeupsert.engine.reports import FileFailed, FileRead, Refused, Report, Written, touched_by
 from lakeupsert.engine.settle import count_keys_in_several_partitions
 from lakeupsert.errors import ConfigurationError, RefusedError
@@ -326,7 +326,7 @@ def _survey(
     ]
     progress(f"surveying {count(len(surveyed), 'landing file')}")
     schema = ground.spec.schema if ground.spec else None
-    return host.survey(table.landing, surveyed, reading, schema, table.declaration.text_columns)
+    return survey_files(host, table.landing, surveyed, reading, schema, table.declaration.text_columns)
 
 
 def _note_failures(table: OpenTable, ground: Ground, work: _RowWork, notes: _FileNotes) -> bool:
@@ -357,7 +357,8 @@ def _note_refused(table: OpenTable, ground: Ground, work: _RowWork, notes: _File
         notes.refused[path] = tuple(sorted({*places, *notes.refused.get(path, ())}))
     again = [replace(i, refused=notes.refused[i.path]) for i in plan.job.inputs if i.path in found and i.surveyed]
     known = ground.spec.schema if ground.spec else None
-    found_now = plan.host.survey(table.landing, again, table.reading, known, table.declaration.text_columns)
+    text_columns = table.declaration.text_columns
+    found_now = survey_files(plan.host, table.landing, again, table.reading, known, text_columns)
     surveys = {s.path: s for s in found_now}
     try:
         planned = [surveys.get(s.path, s) for s in plan.surveys]
