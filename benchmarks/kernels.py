@@ -47,9 +47,9 @@ from lakeupsert.rows.datafiles import read_file, stream_file
 from lakeupsert.rows.filewriter import DataFileWriter, Footer
 from lakeupsert.rows.rank import count_rows_up_to, sort_by_rank, sortable
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.creation import create
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import FILE, PLACE, TableSpec
+from tests.harness.specs import create
 
 WORK = Path("build/kernels")
 RESULTS = Path(__file__).parent / "results"

@@ -12,9 +12,9 @@ from lakeupsert import clock
 from lakeupsert.config import ENVIRONMENT_PREFIX, DeleteSettings, TableSettings
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.formats.positions import LOG_POSITION
-from lakeupsert.table.creation import create
+from lakeupsert.table.creation import create, groups_of
 from lakeupsert.table.misnamed import find_typo, nearest_name
-from lakeupsert.table.roles import ColumnGroup, DeleteRule, Ordering, PartitionColumn
+from lakeupsert.table.roles import DeleteRule, Ordering, PartitionColumn
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import named_type
 
@@ -36,25 +36,8 @@ class Declaration:
 
     def new_spec(self, schema: pa.Schema, later: Sequence[pa.Field] = ()) -> TableSpec:
         """The first spec of the table, for files with the columns of ``schema``; ``later`` as in `create`."""
-        settings = self.settings
-        spec = create(
-            schema,
-            later=later,
-            table_id=clock.new_id(),
-            key=settings.key,
-            order_by=settings.order_by,
-            order_in_name=settings.order_in_name,
-            ties=settings.ties,
-            mode=settings.mode,
-            nulls=settings.nulls,
-            groups=_groups(settings),
-            key_scope=settings.key_scope,
-            history=settings.history,
-            versions=settings.versions,
-            partition_by=settings.partition_by,
-            delete=DeleteRule(**msgspec.structs.asdict(settings.delete)) if settings.delete else None,
-            stamped=self._is_stamped(schema.names, {field.name for field in later}),
-        )
+        stamped = self._is_stamped(schema.names, {field.name for field in later})
+        spec = create(schema, self.settings, table_id=clock.new_id(), stamped=stamped, later=later)
         self._refuse_without_effect(spec)
         return spec
 
@@ -131,7 +114,7 @@ class Declaration:
         names: list[str | None] = [name for one in partitions for name in (one.column, *one.sources)]
         names += [Ordering.parse(text).column for text in settings.order_by]
         names += [settings.delete.operation if settings.delete else None, *settings.key]
-        names += [name for group in _groups(settings) for name in (*(o.column for o in group.ordering), *group.columns)]
+        names += [name for group in groups_of(settings) for name in group.all_columns]
         return tuple(name for name in names if name)
 
     @property
@@ -208,7 +191,7 @@ class Declaration:
             "ties": given.ties,
             "mode": given.mode,
             "nulls": given.nulls,
-            "groups": _groups(given),
+            "groups": groups_of(given),
             "key_scope": given.key_scope,
             "history": given.history,
             "versions": given.versions,
@@ -247,16 +230,6 @@ class Declaration:
                     next=f"{correction}, or give [tables.{self.name}] another `processed` path",
                 )
         self._refuse_without_effect(spec)
-
-
-def _groups(settings: TableSettings) -> tuple[ColumnGroup, ...]:
-    """The groups in the order of their names, since tables of TOML have no order."""
-    return tuple(
-        ColumnGroup(
-            name=name, order_by=tuple(str(Ordering.parse(text)) for text in group.order_by), columns=group.columns
-        )
-        for name, group in sorted(settings.groups.items())
-    )
 
 
 def _meaning(delete: DeleteSettings | DeleteRule) -> dict[str, object]:

@@ -6,12 +6,12 @@ Writes    nothing: `append` and `adopt` add the spec to its chain
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypedDict, Unpack
 
+import msgspec
 import pyarrow as pa
 from pyarrow.types import is_date, is_timestamp
 
-from lakeupsert.config import toml_key
+from lakeupsert.config import TableSettings, toml_key
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.table.evolution import Numbering, refuse_nested, refuse_reserved_and_ambiguous, spec_of
 from lakeupsert.table.misnamed import find_typo, suggest
@@ -34,67 +34,35 @@ _NO_EXPRESSION = (
 )
 
 
-class Usual(TypedDict, total=False):
-    """Fields of a `TableSpec` that never change, and that few tables set."""
-
-    order_in_name: str | None
-    ties: Literal["arrival", "content"]
-    mode: Literal["rows", "columns"]
-    nulls: Literal["overwrite", "keep"]
-    groups: tuple[ColumnGroup, ...]
-    key_scope: Literal["partition", "table"]
-    history: bool
-    versions: bool
-
-
-class Fixed(Usual):
-    """Fields of a `TableSpec` that never change, as its caller chooses them."""
-
-    table_id: str
-    stamped: bool
-    delete: DeleteRule | None
-
-
-_USUAL = Usual(
-    order_in_name=None,
-    ties="arrival",
-    mode="rows",
-    nulls="overwrite",
-    groups=(),
-    key_scope="partition",
-    history=False,
-    versions=False,
-)
-
-
 def create(
-    schema: pa.Schema,
-    *,
-    key: Sequence[str],
-    order_by: Sequence[str],
-    partition_by: Sequence[str],
-    later: Sequence[pa.Field] = (),
-    **fixed: Unpack[Fixed],
+    schema: pa.Schema, settings: TableSettings, *, table_id: str, stamped: bool, later: Sequence[pa.Field] = ()
 ) -> TableSpec:
-    """Create the first spec of a table.
+    """Create the first spec of a table. Raises ConfigurationError if a column can't have the role that a setting gives it.
 
     Args:
-        schema: the columns of the first batch, without field ids.
-        order_by, partition_by: as in `Ordering.parse` and `PartitionColumn.parse`.
+        schema: the columns of the first batch, without field ids. The column of ``delete`` may be missing. The table does not
+            keep it unless the rule says so.
         later: columns that the configuration gives types and the first batch does not have. Key, partition and ordering columns
             can't come later, except an ordering column that is in no file, which is added here.
-        fixed: the column of ``delete`` may be missing in the first batch. The table does not keep it unless the rule says so.
-    Raises:
-        ConfigurationError: a column can't have the role that the configuration gives it.
     """
-    ordering = [Ordering.parse(text) for text in order_by]
-    partitions = PartitionColumn.parse_all(partition_by)
-    settings: Fixed = {**_USUAL, **fixed}
+    ordering = [Ordering.parse(text) for text in settings.order_by]
+    partitions = PartitionColumn.parse_all(settings.partition_by)
     declared = TableSpec(
-        key=tuple(key),
+        table_id=table_id,
+        key=tuple(settings.key),
         order_by=tuple(o.column for o in ordering),
         ascending=tuple(o.column for o in ordering if o.ascending),
         nulls_first=tuple(o.column for o in ordering if o.nulls_first),
+        order_in_name=settings.order_in_name,
+        stamped=stamped,
+        ties=settings.ties,
+        delete=DeleteRule(**msgspec.structs.asdict(settings.delete)) if settings.delete else None,
+        mode=settings.mode,
+        nulls=settings.nulls,
+        groups=groups_of(settings),
+        key_scope=settings.key_scope,
+        history=settings.history,
+        versions=settings.versions,
         statements=False,
         requires=(),
         partition_by=tuple(p.column for p in partitions),
@@ -107,11 +75,20 @@ def create(
         file_names=(),
         folder_formats=(),
         adopted_folders=(),
-        **settings,
     )
     complete = _complete(schema, declared, later)
     numbering = Numbering(0)
     return spec_of([numbering.field(f) for f in complete], declared, numbering.last)
+
+
+def groups_of(settings: TableSettings) -> tuple[ColumnGroup, ...]:
+    """The groups in the order of their names, since tables of TOML have no order."""
+    return tuple(
+        ColumnGroup(
+            name=name, order_by=tuple(str(Ordering.parse(text)) for text in group.order_by), columns=group.columns
+        )
+        for name, group in sorted(settings.groups.items())
+    )
 
 
 def _complete(schema: pa.Schema, declared: TableSpec, later: Sequence[pa.Field]) -> pa.Schema:

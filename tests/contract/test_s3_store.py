@@ -29,11 +29,11 @@ from lakeupsert.storage import (
     s3,
 )
 from lakeupsert.table.chain import Chain
-from lakeupsert.table.creation import create
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.testing.contracts import ObjectStoreContract
 from tests.harness.proxy import FaultProxy, Rule, refuse
 from tests.harness.servers import Server
+from tests.harness.specs import create
 
 NewBucket = Callable[[Server], str]
 NewProxy = Callable[[Server], FaultProxy]

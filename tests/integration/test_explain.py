@@ -15,12 +15,12 @@ from click.testing import CliRunner, Result
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.operations.explain.explain import ExplainedPartition, Version
-from lakeupsert.table.creation import create
 from lakeupsert.table.ledger import LedgerEntry, Touched
 from lakeupsert.table.manifest import BucketEntry, Counters, DataFile, FailedMark, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from tests.harness.lake import DAY, Lake, row
 from tests.harness.model import rank
+from tests.harness.specs import create
 
 FIRST = "d=2020-01-01"
 

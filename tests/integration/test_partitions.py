@@ -28,12 +28,12 @@ from lakeupsert.queue import Message
 from lakeupsert.read.view import View, partitions_of
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.creation import create
 from lakeupsert.table.layout import WHOLE_TABLE, TableObjects
 from lakeupsert.table.manifest import BucketEntry, DataFile
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from tests.harness.lake import DAY, Lake, row
 from tests.harness.model import hash_of
+from tests.harness.specs import create
 
 WHOLE: tuple[str, ...] = ()
 HASHED = ("bucket(4, k)",)

@@ -29,12 +29,12 @@ from lakeupsert.read.view import View
 from lakeupsert.rows.datafiles import read_file
 from lakeupsert.rows.floor import PARTITION, Extract, Forgetting, greatest_floor
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.creation import create
 from lakeupsert.table.layout import WHOLE_TABLE, TableObjects
 from lakeupsert.table.manifest import BucketEntry, DataFile, Part, add_digests
 from lakeupsert.table.roles import DeleteRule
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
+from tests.harness.specs import create
 
 PARTITIONS = 24
 NAN = float("nan")

@@ -16,8 +16,8 @@ from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.operations.recompute.text import read_text
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.creation import create
 from tests.harness.rounds import TIMES
+from tests.harness.specs import create
 
 NAMES = ("id", "day", "note")
 SPEC = create(

@@ -38,7 +38,6 @@ from lakeupsert.rows.columns import find_brought_columns
 from lakeupsert.rows.datafiles import read_file
 from lakeupsert.rows.floor import PARTITION, Extract, Forgetting, greatest_floor
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.creation import create
 from lakeupsert.table.layout import WHOLE_TABLE, TableObjects
 from lakeupsert.table.manifest import BucketEntry, Changes, DataFile, TombstoneFile
 from lakeupsert.table.roles import ColumnGroup, DeleteRule, Ordering
@@ -46,6 +45,7 @@ from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, TableSpec
 from tests.harness.rounds import TIMES
 from tests.harness.spark import collect
+from tests.harness.specs import create
 
 ROUNDS = 6 * TIMES
 """Of all tests of many feeds together."""

@@ -19,8 +19,8 @@ from lakeupsert.landing.accept import RowRules, read_rows
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.storage import ObjectInfo
-from lakeupsert.table.creation import create
 from tests.harness.rounds import TIMES
+from tests.harness.specs import create
 
 NAMES = ("id", "day", "note")
 SPEC = create(

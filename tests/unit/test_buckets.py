@@ -13,8 +13,8 @@ from lakeupsert.operations.recompute.hash import hash_function
 from lakeupsert.read.hashed import hash_values
 from lakeupsert.rows.buckets import BLOCK_ROWS, buckets, hash_numbers, key_hashes
 from lakeupsert.rows.convert import convert
-from lakeupsert.table.creation import create
 from lakeupsert.table.spec import TableSpec
+from tests.harness.specs import create
 
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden/buckets.json").read_text())
 

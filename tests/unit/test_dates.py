@@ -19,7 +19,7 @@ from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.dates import DateFormat
 from lakeupsert.rows.convert import convert
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.creation import create
+from tests.harness.specs import create
 
 FORMATS = [
     "%Y-%m-%d", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%y", "%Y%m%d", "%b %d %Y", "%d-%b-%Y", "%B %d, %Y", "day %d of %m.%Y",

@@ -23,7 +23,7 @@ from lakeupsert.landing.files import survey
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.glimpse import read_beginning
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.creation import create
+from tests.harness.specs import create
 
 ORC = Path(__file__).parent / "orc"
 IDS = [uuid.UUID(int=2**127 + 5), None, uuid.UUID(int=1)]

@@ -32,8 +32,8 @@ from lakeupsert.landing.formats import avrofile, blocks, csvfile, delimited
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.glimpse import preview, read_beginning
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.creation import create
 from lakeupsert.table.spec import TableSpec
+from tests.harness.specs import create
 
 RECEIVED = int(datetime(2026, 3, 1, tzinfo=UTC).timestamp()) * 1_000_000
 SCHEMA = pa.schema([("id", pa.string()), ("day", pa.date32()), ("at", pa.int64()), ("note", pa.string())])

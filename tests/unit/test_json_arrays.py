@@ -19,9 +19,9 @@ from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.jsonarray import array_begin, cut_elements
 from lakeupsert.landing.glimpse import preview, read_beginning
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.creation import create
 from lakeupsert.table.evolution import evolve
 from lakeupsert.table.spec import TableSpec
+from tests.harness.specs import create
 
 values = st.recursive(
     st.none() | st.integers() | st.text('ab"\\\\[]{},é \n', max_size=8),

@@ -27,10 +27,10 @@ from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.landing.formats.registry import FORMATS, UNKNOWN, format_of
 from lakeupsert.rows.leaves import decode
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.creation import create
 from lakeupsert.table.roles import DeleteRule
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import normalize
+from tests.harness.specs import create
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 RECEIVED = int(NOW.timestamp()) * 1_000_000

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from lakeupsert.rows.rank import count_rows_up_to, equal_rows, mark_versions, sort_by_key, sort_by_rank, sortable
-from lakeupsert.table.creation import create
 from lakeupsert.table.roles import DeleteRule
 from lakeupsert.table.spec import DELETE_FLAG, TableSpec
 from tests.harness.order_cases import ORDER_CASES, OrderCase, Record
+from tests.harness.specs import create
 
 TIES = ("file", "place")
 INT = pa.int64()

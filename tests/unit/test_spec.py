@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.table.creation import create
 from lakeupsert.table.evolution import drop, evolve, rename, roles
 from lakeupsert.table.roles import DeleteRule, Ordering, PartitionColumn
 from lakeupsert.table.spec import TableSpec, check_spec
+from tests.harness.specs import create
 
 SCHEMA = pa.schema(
     [("id", pa.string()), ("at", pa.timestamp("us", "UTC")), ("version", pa.int64()), ("day", pa.date32())]

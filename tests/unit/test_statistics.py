@@ -16,10 +16,10 @@ from lakeupsert.rows import datafiles
 from lakeupsert.rows.filewriter import DataFileWriter, Footer
 from lakeupsert.rows.statistics import columns_with_statistics
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.creation import create
 from lakeupsert.table.evolution import evolve, rename
 from lakeupsert.table.manifest import Bound, ColumnStatistics, DataFile
 from lakeupsert.table.spec import TableSpec
+from tests.harness.specs import create
 
 HIGHEST = "\U0010ffff"
 

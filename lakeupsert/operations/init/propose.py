@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.types import is_date, is_string, is_timestamp
 
-from lakeupsert.config import toml_key
+from lakeupsert.config import DeleteSettings, TableSettings, toml_key
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.landing.formats.folders import folders_of
 from lakeupsert.landing.formats.inference import convert_text
@@ -35,7 +35,6 @@ from lakeupsert.pipeline.append.next_spec import describe_unfit
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectReader, can_commit, open_landing, open_store
 from lakeupsert.table.creation import create
 from lakeupsert.table.layout import HOME
-from lakeupsert.table.roles import DeleteRule
 from lakeupsert.table.types import named_type, type_name
 
 
@@ -274,15 +273,15 @@ def _with_check(proposal: Proposal, rows: Sample) -> Proposal:
     types = {name: values.type for name, values in rows.values.items()}
     types |= {name: named_type(text, name) for name, text in proposal.schema.items()}
     try:
-        create(
-            pa.schema(list(types.items())),
-            table_id="",
-            key=value["key"],
-            order_by=value["order_by"],
-            partition_by=value["partition_by"],
-            delete=DeleteRule(**value["delete"]) if value["delete"] else None,
-            stamped=value["order_by"][0] not in types,
+        settings = TableSettings(
+            landing="",
+            processed="",
+            key=tuple(value["key"]),
+            order_by=tuple(value["order_by"]),
+            partition_by=tuple(value["partition_by"]),
+            delete=DeleteSettings(**value["delete"]) if value["delete"] else None,
         )
+        create(pa.schema(list(types.items())), settings, table_id="", stamped=value["order_by"][0] not in types)
     except LakeupsertError as e:
         warning = f"the table can't be created with these settings yet: {e.message} {e.next}"
         return replace(proposal, warnings=(*proposal.warnings, warning))
