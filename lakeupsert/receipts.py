@@ -138,7 +138,6 @@ def land(db: "DuckDBPyConnection", landing: Path, number: int, night: date) -> l
 
 
 def _landing_query(landed: Iterable[Path]) -> str:
-    """DuckDB's query for all rows of all landing files."""
     columns = ", ".join(f"'{name}': '{type_}'" for name, type_ in COLUMNS.items())
     readers = {
         ".parquet": "read_parquet({files}, hive_partitioning = false)",
@@ -192,5 +191,4 @@ def _extra_missing() -> ConfigurationError:
 
 
 def _literal(value: object) -> str:
-    """A SQL literal for DuckDB."""
     return "'" + str(value).replace("'", "''") + "'"

@@ -307,7 +307,6 @@ class _Merge:
             yield add_ranks(rows, age=age, deleted=False)
 
     def _together(self, tables: list[Rows]) -> Rows:
-        """Incoming rows as one table."""
         stored = self._rules.with_times(self._spec.base_schema)
         more = stored is not self._spec.base_schema
         if more or not tables:
@@ -315,7 +314,6 @@ class _Merge:
         return self._rules.add_times(pa.concat_tables(tables, promote_options="default" if more else "none"))
 
     def _write(self, out: MergeWriter, rows: Resolved, *, again: bool = False) -> Resolved:
-        """Resolve ranked rows, account for them and write them."""
         found = self._rules.resolve(rows)
         self._account(found, again=again)
         out.write(found)

@@ -313,21 +313,15 @@ def _deciding_columns(
     for letter, names in (("k", spec.stored_key), ("o", spec.order_by), ("c", spec.content)):
         columns |= {f"{letter}{i}": _comparable(spec, name)[1](rows[name]) for i, name in enumerate(names)}
     if has_full:
-        later = [extract.age for extract in task.full if age < extract.age]
+        later = [extract for extract in task.full if age < extract.age]
         # A row that came before an extract that replaces it loses to those that came with it or since.
         columns["era"] = np.full(n, sum(extract.replaces and extract.age <= age for extract in task.full), np.int32)
-        columns["extracts"] = _age_lists(later, [np.ones(n, bool)] * len(later), n)
-        columns["lacking"] = _lacking_ages(rows, age, spec, task)
+        ages = [extract.age for extract in later]
+        columns["extracts"] = _age_lists(ages, [np.ones(n, bool)] * len(later), n)
+        # The ages of the full extracts that delete a row if they lack its key; and of those that void it if they have the key.
+        columns["lacking"] = _age_lists(ages, [extract.find_reached(rows, spec) for extract in later], n)
         columns["void"] = _void_ages(rows, deletes, age, task)
     return columns
-
-
-def _lacking_ages(rows: Rows, age: int, spec: TableSpec, task: MergeTask) -> pa.ListArray:
-    """For each row, the ages of the full extracts that delete it if they lack its key."""
-    later = [extract for extract in task.full if age < extract.age]
-    return _age_lists(
-        [extract.age for extract in later], [extract.find_reached(rows, spec) for extract in later], rows.num_rows
-    )
 
 
 def _void_ages(rows: Rows, deleted: ArrowColumn | Mask, age: int, task: MergeTask) -> pa.ListArray:

@@ -1,12 +1,12 @@
 """Read a view with DuckDB: with its own Parquet scan if the files allow it, otherwise through Arrow."""
 
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.read.arrow import reader_schema, refuse_unknown, to_arrow
 from lakeupsert.read.native import DUCKDB_PLACE, files_to_scan, missing, superseded_rows
 from lakeupsert.read.view import View, ViewFile
@@ -16,16 +16,26 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
 
-class _Rows:
-    """The rows of a view that pass a filter, which can be read more than once."""
+class RowStream:
+    """The rows of a view that pass a filter, which can be read more than once.
 
-    def __init__(self, view: View, where: str | None, columns: Sequence[str] | None) -> None:
-        self._view = view
-        self._where = where
-        self._columns = columns
+    ``error``: what ended a read. DuckDB passes on only its text.
+    """
+
+    def __init__(self, view: View, where: str | None = None, columns: Sequence[str] | None = None) -> None:
+        self._open = partial(to_arrow, view, where, columns=columns)
+        self.error: LakeupsertError | None = None
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return to_arrow(self._view, self._where, columns=self._columns).__arrow_c_stream__(requested_schema)
+        rows = self._open()
+        return pa.RecordBatchReader.from_batches(rows.schema, self._read(rows)).__arrow_c_stream__(requested_schema)
+
+    def _read(self, rows: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from rows
+        except LakeupsertError as e:
+            self.error = e
+            raise
 
 
 def to_duckdb(
@@ -55,7 +65,7 @@ def to_duckdb(
     files = files_to_scan(view, "DuckDB", where)
     if files is None:
         shown = schema if columns is None else pa.schema([schema.field(name) for name in columns])
-        return relation_of(connection, _Rows(view, where, columns), shown)
+        return relation_of(connection, RowStream(view, where, columns), shown)
     empty = connection.from_arrow(schema.empty_table())
     types = dict(zip(view.spec.schema.names, map(str, empty.types), strict=True))
     scans = [_scan(connection, view, types, renames, some) for renames, some in files.items()]

@@ -35,22 +35,17 @@ def to_polars(view: View, *, where: str | None = None, columns: Sequence[str] | 
     refuse_unknown(schema, columns)
     empty = pl.from_arrow(schema.empty_table())
     assert isinstance(empty, pl.DataFrame)
-    frame = _whole(view, empty.schema, where)
-    return frame if columns is None else frame.select(columns)
-
-
-def _whole(view: View, schema: "pl.Schema", where: str | None) -> "pl.LazyFrame":
-    import polars as pl
-
     files = files_to_scan(view, "Polars", where)
     if files is None:
-        return _through_arrow(view, schema, where)
-    scans = [
-        _scan(view, schema, renames, some)
-        for renames, of_one_time in files.items()
-        for some in runs(of_one_time, lambda file: file.file.rows, MOST_ROWS)
-    ]
-    return pl.concat(scans)
+        frame = _through_arrow(view, empty.schema, where)
+    else:
+        scans = [
+            _scan(view, empty.schema, renames, some)
+            for renames, of_one_time in files.items()
+            for some in runs(of_one_time, lambda file: file.file.rows, MOST_ROWS)
+        ]
+        frame = pl.concat(scans)
+    return frame if columns is None else frame.select(columns)
 
 
 def _scan(view: View, schema: "pl.Schema", renames: int, files: Sequence[ViewFile]) -> "pl.LazyFrame":

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.errors import ConfigurationError, LakeupsertError
-from lakeupsert.read.arrow import reader_schema, to_arrow
-from lakeupsert.read.duckdb import identifier, literal, relation_of, to_duckdb
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.read.arrow import reader_schema
+from lakeupsert.read.duckdb import RowStream, identifier, literal, relation_of, to_duckdb
 from lakeupsert.read.native import files_to_scan, missing
 from lakeupsert.read.view import View
 
@@ -31,25 +31,6 @@ _MAKES_ROWS = {"generate_series", "json_each", "json_tree", "range", "repeat", "
 _EQUAL = {"COMPARE_EQUAL", "COMPARE_NOTEQUAL", "COMPARE_IN", "COMPARE_NOT_IN"}
 """Comparisons in which an integer beside a column of text means its digits."""
 _INTEGER = re.compile(rb"-?\d+(?![\w.])")
-
-
-class _Source:
-    """The rows of a view, which can be read more than once. ``error``: what ended a read, which DuckDB tells as text alone."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self.error: LakeupsertError | None = None
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        rows = to_arrow(self._view)
-        return pa.RecordBatchReader.from_batches(rows.schema, self._read(rows)).__arrow_c_stream__(requested_schema)
-
-    def _read(self, rows: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from rows
-        except LakeupsertError as e:
-            self.error = e
-            raise
 
 
 class QueryResult:
@@ -124,7 +105,7 @@ def query(view: View, name: str, sql: str) -> QueryResult:
         import duckdb
     except ModuleNotFoundError as e:
         raise missing("duckdb") from e
-    connection, source = duckdb.connect(), _Source(view)
+    connection, source = duckdb.connect(), RowStream(view)
     try:
         sql = _with_text(sql, _refuse_others(connection, sql), reader_schema(view.spec))
         files = files_to_scan(view, "DuckDB")
@@ -235,7 +216,7 @@ def _plain(result: "DuckDBPyRelation") -> "DuckDBPyRelation":
     )
 
 
-def _read(connection: "DuckDBPyConnection", rows: pa.RecordBatchReader, source: _Source) -> Iterator[pa.RecordBatch]:
+def _read(connection: "DuckDBPyConnection", rows: pa.RecordBatchReader, source: RowStream) -> Iterator[pa.RecordBatch]:
     try:
         yield from rows
     except (pa.ArrowException, OSError) as e:  # DuckDB's errors, as they come through Arrow

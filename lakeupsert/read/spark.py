@@ -126,7 +126,6 @@ def _where(frame: DataFrame, conjuncts: Sequence[Conjunct]) -> DataFrame:
 
 
 def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files: Iterable[ViewFile]) -> DataFrame:
-    """The live rows of these files, with these columns."""
     files = list(files)
     _refuse_conversions(view, files)
     one_root, narrow = scans_one_root(spark), {} if reads_wider(spark) else _narrow_columns(view, files)

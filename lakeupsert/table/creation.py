@@ -188,7 +188,6 @@ def _without_operation(schema: pa.Schema, declared: TableSpec) -> pa.Schema:
 
 
 def _refuse_unfit_rules(schema: pa.Schema, declared: TableSpec) -> None:
-    """Refuse settings that contradict each other or the columns."""
     if declared.ties == "content":
         refuse_nested(schema)
         if declared.stamped:

@@ -26,7 +26,7 @@ from lakeupsert.rows.floor import PARTITION
 from lakeupsert.rows.rank import sort_by_rank
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.manifest import Bucketed, DataFile, share
+from lakeupsert.table.manifest import Bucketed, DataFile, Part, share
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 HASH = "_lakeupsert_hash"
@@ -50,12 +50,6 @@ class IndexTarget:
     def footer(self, kind: str, partition: str | None = None, bucket: int = 0, bits: int = 0) -> Footer:
         renames = len(self.spec.renames)
         return Footer(self.spec.table_id, kind, self.batch_id, self.spec_version, partition, bucket, bits, renames)
-
-
-@dataclass(frozen=True)
-class Range:
-    bucket: int
-    bits: int
 
 
 def key_schema(spec: TableSpec) -> pa.Schema:
@@ -88,7 +82,7 @@ class StoredIndex:
     def all(self) -> tuple[DataFile, ...]:
         return (*self.files, *self.deltas)
 
-    def read(self, store: ObjectStore, spec: TableSpec, range_: Range, hashes: Hashes | None) -> Rows:
+    def read(self, store: ObjectStore, spec: TableSpec, range_: Part, hashes: Hashes | None) -> Rows:
         """The rows in a range, one for each key, sorted by hash. With ``hashes``, only rows that have one of these."""
         schema = key_schema(spec)
 
@@ -123,7 +117,7 @@ class StoredIndex:
         return rows.take(pc.sort_indices(rows[HASH]))
 
 
-def write_index(to: IndexTarget, range_: Range, rows: Rows) -> list[DataFile]:
+def write_index(to: IndexTarget, range_: Part, rows: Rows) -> list[DataFile]:
     footer = to.footer("keys", bucket=range_.bucket, bits=range_.bits)
     new_name = partial(TableObjects.new, "keys", to.start)
     with DataFileWriter(to.store, new_name, key_schema(to.spec), footer, ()) as out:

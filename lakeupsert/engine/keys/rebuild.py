@@ -26,7 +26,6 @@ from lakeupsert.engine.keys.index import (
     NAMED,
     NAMING,
     IndexTarget,
-    Range,
     add_hashes,
     arrived_schema,
     naming_fields,
@@ -47,7 +46,7 @@ from lakeupsert.rows.floor import PARTITION
 from lakeupsert.rows.rank import sort_by_rank
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.manifest import DataFile, TombstoneFile
+from lakeupsert.table.manifest import DataFile, Part, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, OLDER, PLACE, TableSpec
 
 RUN_ROWS = 1 << 20
@@ -139,13 +138,13 @@ def _cut(to: IndexTarget, bits: int, rebuild: str, run: Sequence[Source]) -> tup
     return write_packs(to.store, partial(TableObjects.new_key_cut, to.start, rebuild), blocks, held, CUT_BYTES)
 
 
-def _rank_pieces(to: IndexTarget, packs: Sequence[DataFile], range_: Range) -> _Ranked:
+def _rank_pieces(to: IndexTarget, packs: Sequence[DataFile], range_: Part) -> _Ranked:
     pieces = [piece for pack in packs if (piece := pack.within(range_)).rows]
     tables = [read_file(to.store, piece, _source_schema(to.spec)) for piece in pieces]
     return _rank(to, range_, add_hashes(pa.concat_tables(tables), to.spec) if tables else None)
 
 
-def _rank(to: IndexTarget, range_: Range, rows: Rows | None) -> _Ranked:
+def _rank(to: IndexTarget, range_: Part, rows: Rows | None) -> _Ranked:
     """Write the record of greatest rank of every key, unless a key has a row in several partitions."""
     if rows is None:
         return _Ranked()
@@ -188,7 +187,6 @@ def _with_naming(rows: Rows, spec: TableSpec) -> Rows:
 
 
 def _source_schema(spec: TableSpec) -> pa.Schema:
-    """Columns that the index is rebuilt from."""
     ranks = [
         (FILE, pa.int32()),
         (PLACE, pa.int64()),

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lakeupsert.engine.keys.index import HASH, Range
+from lakeupsert.engine.keys.index import HASH
 from lakeupsert.engine.spilled import Spilled
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.buckets import buckets
 from lakeupsert.storage import ObjectStore
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.manifest import DataFile, Part
 
 PACK_BYTES = 64 << 20
 """A pack up to this size is read by one request for all of its files."""
@@ -31,9 +31,9 @@ MOST_BITS = 8
 """Ranges are cut by at most this many bits of the hash; each has an open temporary file."""
 
 
-def ranges_of(rows: int) -> list[Range]:
+def ranges_of(rows: int) -> list[Part]:
     bits = min(MOST_BITS, (rows // RANGE_ROWS).bit_length())
-    return [Range(bucket, bits) for bucket in range(1 << bits)]
+    return [Part(bucket, bits) for bucket in range(1 << bits)]
 
 
 class Ranges:
@@ -71,7 +71,7 @@ class Ranges:
             begin, end = np.searchsorted(numbers, [number, number + 1]).tolist()
             self._spilled.add(number, rows.slice(begin, end - begin))
 
-    def take(self, range_: Range) -> Rows | None:
+    def take(self, range_: Part) -> Rows | None:
         """Hand out the rows of a range, once. None if there are none."""
         if not self._bits:
             tables, self._tables = self._tables, []
