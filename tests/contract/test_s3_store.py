@@ -1,6 +1,5 @@
 """S3 keeps the object store's contract on each server, and what only S3 can do wrong is told apart."""
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -229,7 +228,7 @@ def test_server_that_ignores_conditions_is_refused_before_anything_is_committed(
     def leave_out(request: Any, **_: Any) -> None:  # before it is signed, as if the server did not know it
         del request.headers["If-None-Match"]
 
-    events = s3._client(os.getpid(), s3._environment()).meta.events
+    events = s3.client_here().meta.events
     events.register("before-sign.s3.PutObject", leave_out)
     fresh = open_store(store.uri())
     for _ in range(2):
