@@ -71,7 +71,7 @@ def nights(container: str) -> list[dict[str, float]]:
             lake.table.dedupe()
             lake.table.publish()
             figures = {"seconds": perf_counter() - begun, "processor": process_time() - worked}
-            stores = (lake.opened.store, lake.opened.landing)
+            stores = (lake.opened.resources.store, lake.opened.resources.landing)
             told.append({**figures, **sum((Counter(s.requests.as_dict()) for s in stores), Counter())})
     return told
 

@@ -22,7 +22,8 @@ from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
-from lakeupsert.pipeline.merge.steps import next_step
+from lakeupsert.pipeline.merge.state import next_state
+from lakeupsert.pipeline.merge.steps import step_of
 from lakeupsert.pipeline.opened import OpenTable
 
 WORDS = [
@@ -78,16 +79,18 @@ def peak_bytes() -> int:
 
 def measure(settings: TableSettings, shape: str, stored: int, incoming: int) -> None:
     table = OpenTable("t", settings)
-    head = table.ledger_head()
-    snapshot = table.last_snapshot()
+    head = table.history.ledger_head()
+    snapshot = table.history.last_snapshot()
     [partition] = head.body.touched
-    step = next_step(table, partition, head.number, snapshot and snapshot.body, table.newest(partition, snapshot))
+    newest = table.history.newest(partition, snapshot)
+    state = next_state(table.history, partition, head.number, snapshot and snapshot.body, newest)
+    step = step_of(table.history, table.settings, state)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = peak_bytes()
     dedupe_partitions(table, ArrowEngine(), {partition: head.number})
     took = peak_bytes() - before
-    told = ArrowEngine().memory_of(table.spec(0), step.tasks[0])
+    told = ArrowEngine().memory_of(table.history.spec(0), step.tasks[0])
     came = sum(f.bytes for files in step.tasks[0].batches for f in files)
     base = sum(f.bytes for f in step.tasks[0].stored)
     whole = before + took

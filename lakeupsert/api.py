@@ -188,12 +188,12 @@ class Table(ReadOnlyTable):
             ConfigurationError: there is no such column, or it can't have that type.
             RefusedError: values do not convert (``unfit-values``), and ``quarantine_unfit`` is not set.
         """
-        to = retype_to(self._table, column, named_type(type, "the type of a retype"))
+        to = retype_to(self._table.declaration, column, named_type(type, "the type of a retype"))
         return change(self._table, to, dry=dry, quarantine_unfit=quarantine_unfit, progress=progress)
 
     def shows(self, change: SchemaChange) -> bool:
         """Whether readers see a change of the columns already."""
-        snapshot = self._table.last_snapshot()
+        snapshot = self._table.history.last_snapshot()
         return snapshot is not None and snapshot.body.spec_version >= change.version
 
     # -- upkeep

@@ -32,6 +32,7 @@ from lakeupsert.pipeline.append.landing_dates import Skipped
 from lakeupsert.pipeline.by_folder import is_folder, open_folder
 from lakeupsert.pipeline.merge.latest import latest
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.standing import account, tries
 from lakeupsert.pipeline.stored_objects import StoredObjects
 from lakeupsert.read.arrow import first_rows, reader_schema, to_arrow
 from lakeupsert.read.duckdb import to_duckdb
@@ -71,7 +72,7 @@ def accounted(method: Callable[Concatenate[Itself, Given], Found]) -> Callable[C
 
     @wraps(method)
     def call(table: Itself, /, *args: Given.args, **kwargs: Given.kwargs) -> Found:
-        since = table._table.tries()
+        since = tries(table._table.history)
         try:
             given = signature.bind(table, *args, **kwargs).arguments
             for name in words.keys() & given.keys():
@@ -79,7 +80,7 @@ def accounted(method: Callable[Concatenate[Itself, Given], Found]) -> Callable[C
                     raise _not_a_word(f"{method.__name__}({name}=…)", given[name], words[name])
             return method(table, *args, **kwargs)
         except LakeupsertError as e:
-            table._table.account(e, since)
+            account(table._table, e, since)
             raise
 
     return call
@@ -90,7 +91,7 @@ def configured(method: Callable[Concatenate[Itself, Given], Found]) -> Callable[
 
     @wraps(method)
     def call(table: Itself, /, *args: Given.args, **kwargs: Given.kwargs) -> Found:
-        if table._table.read_only:
+        if table._table.declaration.by_folder:
             raise ConfigurationError(
                 "opened-by-folder",
                 f"{method.__name__} needs the landing zone, queue, publishers or limits of lakeupsert.toml, and "
@@ -152,7 +153,7 @@ class ReadOnlyTable:
 
     def close(self) -> None:
         """Close the queue."""
-        self._table.close()
+        self._table.resources.close()
 
     def __enter__(self) -> Self:
         return self
@@ -180,7 +181,7 @@ class ReadOnlyTable:
 
         Each access costs a few small reads of the store, and opens no manifest and no data file.
         """
-        link = newest_snapshot(self._table.objects)
+        link = newest_snapshot(self._table.history.objects)
         return None if link is None else SnapshotFigures.of(link)
 
     @property
@@ -191,22 +192,22 @@ class ReadOnlyTable:
     @property
     def requests(self) -> dict[str, int]:
         """Requests that this object and its workers sent to the store of the processed zone, by kind."""
-        return self._table.store.requests.as_dict()
+        return self._table.resources.store.requests.as_dict()
 
     def listen(self, sink: Sink) -> None:
         """Give ``sink`` every event of this table from now on, as it happens: batches, merges, publishes, failures.
 
         Events of worker processes arrive too. The sink is called in the thread that does the work.
         """
-        self._table.sinks.append(sink)
+        self._table.resources.sinks.append(sink)
 
     def account(self, error: LakeupsertError, *, named: bool = False) -> None:
         """Write into the error what was committed since the table was opened, and what readers see; ``named`` adds the table."""
-        self._table.account(error, named=named)
+        account(self._table, error, named=named)
 
     def exists(self) -> bool:
         """Whether anything was ever appended or adopted."""
-        return self._table.head_spec() is not None
+        return self._table.history.head_spec() is not None
 
     @configured
     def new_files(self) -> tuple[LandingInput, ...]:
@@ -264,7 +265,7 @@ class ReadOnlyTable:
 
     def columns(self) -> list[Column]:
         """List the columns under which the next batch is written."""
-        return columns(self._table.existing_spec())
+        return columns(self._table.history.existing_spec())
 
     def explain(self, key: Mapping[str, object], partition: str | None = None) -> Explanation:
         """Show every stored version of a key, where it is, and why the current one wins."""
@@ -275,15 +276,15 @@ class ReadOnlyTable:
 
         A snapshot that only changes tags or expiry shows the same as the one before, and is left out.
         """
-        return list_snapshots(self._table)
+        return list_snapshots(self._table.history.objects)
 
     def lost_snapshots(self) -> list[int]:
         """List numbers of snapshots that are gone without having expired: something other than lakeupsert deleted them."""
-        return lost_snapshots(self._table)
+        return lost_snapshots(self._table.history.objects)
 
     def tags(self) -> dict[str, int]:
         """Map each tag to the number of its snapshot."""
-        return list_tags(self._table)
+        return list_tags(self._table.history.objects)
 
     def diff(
         self,
@@ -313,8 +314,8 @@ class ReadOnlyTable:
         if snapshot == "latest":
             view = latest(self._table, where)
         else:
-            view = View.open(self._table.objects, self._table.existing_spec(), snapshot)
-        return view.with_versions(self._table.headers) if versions else view
+            view = View.open(self._table.history.objects, self._table.history.existing_spec(), snapshot)
+        return view.with_versions(self._table.history.headers) if versions else view
 
     def files(self, snapshot: str | int | date = "published", where: str | None = None) -> Sequence[ViewFile]:
         """List the files that a reader of the snapshot opens for the filter; not available for ``"latest"``."""

@@ -8,7 +8,7 @@ it should be what one worker takes.
 
 What they tell: whether workers wait for each other, for the queue or for S3's limits (3,500 writes and 5,500 reads a second,
 as if all the table were one of S3's partitions, with a second's burst), and how evenly the partitions go round. The code is
-the product's; only the store's delay and limits are made here (`lakeupsert.testing.faults` calls before each request).
+the product's; only the store's delay and limits are made here (`tests.harness.faults` calls before each request).
 What they can't: how fast a real S3 answers, what its bandwidth is, that it grows into a new table's load only in minutes,
 what SQS refuses, and how long hundreds of processes take to begin. The queue is SQLite, with 30 ms for each call too. Work
 that Arrow does in threads of its own is not stretched, but these partitions are tiny: almost all of the time is waiting.
@@ -28,8 +28,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from lakeupsert.api import Table
-from lakeupsert.pipeline import opened
-from lakeupsert.testing.faults import Points
+from lakeupsert.pipeline import resources
+from tests.harness.faults import Points
 from tests.harness.lake import Lake, row
 
 SHOWN = {
@@ -97,7 +97,7 @@ def measured(workers: int, stretch: int, partitions: int) -> dict[str, float]:
     Raises AssertionError where a row is not the model's.
     """
     # In memory, as a disk would wait unstretched; and what is asked of a store that is far is asked at once.
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as root, patch.object(opened, "is_remote", lambda place: True):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as root, patch.object(resources, "is_remote", lambda place: True):
         return _measured(Path(root), workers, stretch, partitions)
 
 

@@ -29,6 +29,7 @@ from lakeupsert.landing.formats.inference import unify
 from lakeupsert.landing.table_logs import TableLog, log_above, log_of
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.discover import is_landing_file
+from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.open_columns import known_types, open_parts
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
@@ -73,8 +74,8 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
     Raises ConfigurationError if it is a table already or its folders are not partitions, and RefusedError if its rows can't be
     kept as they are. Nothing is committed then.
     """
-    if table.objects.ledger.head() is not None:
-        raise _already(table)
+    if table.history.objects.ledger.head() is not None:
+        raise _already(table.resources.store)
     if table.settings.groups:
         raise ConfigurationError(
             "bad-setting",
@@ -82,18 +83,18 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
             "Nothing was changed.",
             next="land the rows instead, or remove `groups`",
         )
-    _refuse_hashes(table)
+    _refuse_hashes(table.declaration)
     _refuse_log(table, log_above(table.settings.processed))
     folders, others = _list_files(table)
     progress(f"reading the footers of {count(sum(map(len, folders.values())), 'file')}")
     footings = _footings(table, host, [info for files in folders.values() for info in files])
     spec, warnings = _plan_spec(table, footings, list(folders))
-    _refuse_null_keys(table, footings)
+    _refuse_null_keys(table.resources.store, footings)
     touched = _touched(folders, footings)
     index = None
     if spec.key_scope == "table":
         progress("building the key index")
-        index = adopted_index(table, host, spec, touched)
+        index = adopted_index(table.resources, host, spec, touched)
     _commit_spec(table, spec)
     progress(f"writing the manifests of {count(len(touched), 'partition')}")
     statistics = _statistics(spec, touched, footings)
@@ -107,11 +108,11 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
         rows_read=sum(t.rows for t in touched.values()),
         index=index,
     )
-    if table.objects.ledger.append(entry, None).result != "won":
-        raise _already(table)
+    if table.history.objects.ledger.append(entry, None).result != "won":
+        raise _already(table.resources.store)
     # Other attempts may have left manifests: each chain now gets what entry 0 says, even if that is nothing.
     chains = f"{HOME}/partitions/"
-    names = {info.name.removeprefix(chains).rpartition("/")[0] for info in table.store.list(chains)}
+    names = {info.name.removeprefix(chains).rpartition("/")[0] for info in table.resources.store.list(chains)}
     _write_manifests(table, sorted(names | set(touched)), touched, statistics, is_winner=True)
     published = publish(table)
     return AdoptResult(
@@ -125,13 +126,13 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
     )
 
 
-def _refuse_hashes(table: OpenTable) -> None:
+def _refuse_hashes(declaration: Declaration) -> None:
     """Refuse a table partitioned by hash: other programs hash otherwise, so rows of a key would be in two partitions."""
-    for one in PartitionColumn.parse_all(table.settings.partition_by):
+    for one in PartitionColumn.parse_all(declaration.settings.partition_by):
         if one.function == "bucket":
             raise ConfigurationError(
                 "hashed-folders",
-                f"`partition_by` of [tables.{table.name}] has `{one}`. Files can't be adopted into it: "
+                f"`partition_by` of [tables.{declaration.name}] has `{one}`. Files can't be adopted into it: "
                 f"lakeupsert's own hash decides the folder of a row (docs/FORMAT.md), and another program that writes folders "
                 f"{one.column}=… uses a different hash. Nothing was changed.",
                 next="name this folder as `landing` and an empty one as `processed`, then run `lakeupsert run`; or adopt it with "
@@ -143,7 +144,7 @@ def _refuse_log(table: OpenTable, log: TableLog | None) -> None:
     """Refuse the folder of a table of another format: files that its log has removed are still there."""
     if log is None:
         return
-    place = log.place if "://" in log.place else table.store.uri(log.place.rstrip("/"))
+    place = log.place if "://" in log.place else table.resources.store.uri(log.place.rstrip("/"))
     folder = place.rpartition("/")[0]
     columns = ", ".join(json.dumps(p.column) for p in PartitionColumn.parse_all(table.settings.partition_by))
     write = f"write{f'.partitionBy({columns})' if columns else ''}.parquet(FOLDER)"
@@ -198,15 +199,15 @@ def _statistics(spec: TableSpec, touched: Mapping[str, Touched], footings: Seque
 
 
 def _commit_spec(table: OpenTable, spec: TableSpec) -> None:
-    table.objects.specs.append(spec, None)
-    known = table.head_spec()  # may be of an attempt that crashed, or of one at the same time
-    if table.objects.ledger.head() is not None:
-        raise _already(table)
+    table.history.objects.specs.append(spec, None)
+    known = table.history.head_spec()  # may be of an attempt that crashed, or of one at the same time
+    if table.history.objects.ledger.head() is not None:
+        raise _already(table.resources.store)
     if known is None or msgspec.structs.replace(known.body, table_id=spec.table_id) != spec:
         raise DamagedTableError(
             "spec-in-the-way",
-            f"{table.store.uri(HOME)} holds a spec without a ledger, from an earlier attempt that found other columns.",
-            next=f"delete the folder {table.store.uri(HOME)}, which holds no data, and run `lakeupsert adopt` again",
+            f"{table.resources.store.uri(HOME)} holds a spec without a ledger, from an earlier attempt that found other columns.",
+            next=f"delete the folder {table.resources.store.uri(HOME)}, which holds no data, and run `lakeupsert adopt` again",
         )
 
 
@@ -222,20 +223,20 @@ def _write_manifests(
 
     def write(partition: str) -> None:
         def build(head: Link[Manifest] | None) -> Manifest | None:
-            if not is_winner and table.objects.ledger.head() is not None:
-                raise _already(table)  # another adopt committed its files
+            if not is_winner and table.history.objects.ledger.head() is not None:
+                raise _already(table.resources.store)  # another adopt committed its files
             return _first_manifest(partition, touched.get(partition), statistics, head)
 
-        table.objects.partition(partition).extend(build)
+        table.history.objects.partition(partition).extend(build)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(write, partitions))
 
 
-def _already(table: OpenTable) -> ConfigurationError:
+def _already(store: ObjectStore) -> ConfigurationError:
     return ConfigurationError(
         "already-a-table",
-        f"{table.store.uri()} is a table already.",
+        f"{store.uri()} is a table already.",
         next="run `lakeupsert run` to append to it, or `lakeupsert status` to look at it",
     )
 
@@ -247,7 +248,8 @@ def _list_files(table: OpenTable) -> tuple[dict[str, list[ObjectInfo]], list[str
     place = f"in a folder {shape} directly below" if columns else "directly in"
     folders: defaultdict[str, list[ObjectInfo]] = defaultdict(list)
     others = []
-    for info in table.store.list(""):
+    uri = table.resources.store.uri
+    for info in table.resources.store.list(""):
         folder, _, name = info.name.rpartition("/")
         if info.name.startswith(f"{HOME}/"):
             continue
@@ -259,14 +261,14 @@ def _list_files(table: OpenTable) -> tuple[dict[str, list[ObjectInfo]], list[str
         elif columns and not {"", HIVE_NULL}.isdisjoint(partition_texts(folder).values()):
             raise ConfigurationError(
                 "not-partitioned",
-                f"{table.store.uri(info.name)}: the rows in this folder have no value in a partition column, and every row of a "
+                f"{uri(info.name)}: the rows in this folder have no value in a partition column, and every row of a "
                 "table needs one. Nothing was changed.",
                 next="move the folder out, or move its files to the folder of a value, for example unknown or 1970-01-01",
             )
         elif not _is_partition(folder, columns):
             raise ConfigurationError(
                 "not-partitioned",
-                f"{table.store.uri(info.name)} is not {place} {table.store.uri()}, as `partition_by` = {columns} of "
+                f"{uri(info.name)} is not {place} {uri()}, as `partition_by` = {columns} of "
                 f"[tables.{table.name}] requires. Nothing was changed.",
                 next="correct `partition_by`, or move this file out of the folder if it is not part of the table",
             )
@@ -275,7 +277,7 @@ def _list_files(table: OpenTable) -> tuple[dict[str, list[ObjectInfo]], list[str
     if not folders:
         raise ConfigurationError(
             "nothing-to-adopt",
-            f"{table.store.uri()} holds no Parquet files{f' in folders {shape}' if columns else ''}.",
+            f"{table.resources.store.uri()} holds no Parquet files{f' in folders {shape}' if columns else ''}.",
             next=f"correct `processed` in [tables.{table.name}]; a new table does not need `adopt`: `lakeupsert run` creates it",
         )
     return dict(folders), others
@@ -292,8 +294,8 @@ def _footings(table: OpenTable, host: Host, files: Sequence[ObjectInfo]) -> list
     items = list(runs(files, lambda file: 1, FILES_AN_ITEM))
     sizes = [float(len(item) * FOOTER_BYTES) for item in items]
     order_by = [Ordering.parse(text).column for text in table.settings.order_by]
-    read = partial(_read_footers, table.store, table.settings.key, order_by)
-    found = map_counted(host, table.store, read, items, sizes)
+    read = partial(_read_footers, table.resources.store, table.settings.key, order_by)
+    found = map_counted(host, table.resources.store, read, items, sizes)
     results = [result for of_item in all_or_raise(found) for result in of_item]
     bad = [r for r in results if isinstance(r, str)]
     if bad:
@@ -371,7 +373,7 @@ def _refuse_mixed_types(
             if not pa.types.is_null(field.type) and not same_values(widen(field.type, wide), wide):
                 raise RefusedError(
                     "mixed-types",
-                    f"Column {field.name!r} is {field.type} in {table.store.uri(file.file.name)} and {wide} "
+                    f"Column {field.name!r} is {field.type} in {table.resources.store.uri(file.file.name)} and {wide} "
                     + (f"by {where}" if field.name in given else "in other files")
                     + "; the one can't be widened to the other. Nothing was changed.",
                     next="rewrite the files that differ under one type"
@@ -380,11 +382,11 @@ def _refuse_mixed_types(
                 )
 
 
-def _refuse_null_keys(table: OpenTable, footings: Sequence[FileFooter]) -> None:
+def _refuse_null_keys(store: ObjectStore, footings: Sequence[FileFooter]) -> None:
     for file in footings:
         for name, nulls in file.nulls.items():
             if nulls:
-                raise null_key_error(table.store, file.file, name, nulls, partition_of(file.file.name) or "")
+                raise null_key_error(store, file.file, name, nulls, partition_of(file.file.name) or "")
 
 
 def _first_manifest(

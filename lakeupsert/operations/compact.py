@@ -22,13 +22,13 @@ def compact(
     """Rewrite partitions whose deltas and superseded rows cost readers much, whose buckets are far smaller than `bucket`, or
     that were adopted and not merged since. ``full``: all partitions that a rewrite improves, also those with files from before a
     retype."""
-    snapshot = table.last_snapshot()
-    table.ledger_head()  # an error if a newer snapshot is gone
+    snapshot = table.history.last_snapshot()
+    table.history.ledger_head()  # an error if a newer snapshot is gone
     shown = snapshot.body.partitions if snapshot else {}
-    heads = table.heads(shown)
+    heads = table.history.heads(shown)
     if ahead := [p for p, head in heads.items() if head.number > shown[p].version]:
         publish(table, also=ahead)  # an earlier compact wrote these versions and died before it published them
-    spec = table.spec(snapshot.body.spec_version) if snapshot else None
+    spec = table.history.spec(snapshot.body.spec_version) if snapshot else None
     types = spec.base_schema.types if spec else ()
 
     def is_costly(buckets: Sequence[BucketEntry]) -> bool:

@@ -54,7 +54,7 @@ class Statements:
 
 def ddl(table: OpenTable, engine: Engine) -> Statements:
     """Raises ConfigurationError if no publisher shows the table to this engine, or the engine does not read the store."""
-    uri = table.store.uri().rstrip("/")
+    uri = table.resources.store.uri().rstrip("/")
     scheme = urlsplit(uri).scheme
     if scheme not in _STORES.get(engine, (scheme,)):
         raise ConfigurationError(

@@ -83,7 +83,7 @@ class Difference:
 
 def difference_by_rewrite(table: OpenTable, partition: str, number: int, work: str | None) -> Difference | str:
     """The difference that the first version of a work object after version ``number`` made; or why that is unknown."""
-    chain = table.objects.partition(partition)
+    chain = table.history.objects.partition(partition)
     before = chain.get(number)
     while (after := chain.get(number := number + 1)) and after.body.reprocessed != work:
         before = after
@@ -94,11 +94,11 @@ def difference_by_rewrite(table: OpenTable, partition: str, number: int, work: s
 
 def difference_of(table: OpenTable, partition: str, before: int, after: int) -> Difference | str:
     """What differs between two versions of a partition; or why that is unknown."""
-    spec = table.existing_spec()
+    spec = table.history.existing_spec()
 
     def view(number: int) -> View:
-        shown = PartitionVersion.of(table.version(partition, number), number)
-        return View(table.objects, spec, Snapshot(batch=0, spec_version=0, partitions={partition: shown}), None)
+        shown = PartitionVersion.of(table.history.version(partition, number), number)
+        return View(table.history.objects, spec, Snapshot(batch=0, spec_version=0, partitions={partition: shown}), None)
 
     try:
         return diff(table.name, view(before), view(after))

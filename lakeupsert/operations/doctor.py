@@ -30,11 +30,13 @@ from lakeupsert.phrases import count, duration, install_extra, no_folder, when
 from lakeupsert.pipeline.append.discover import CLOCKS_APART, holds_a_table, is_landing_file
 from lakeupsert.pipeline.append.event_order import misplaced_events
 from lakeupsert.pipeline.append.landing_dates import fitting, is_stray, received_on
+from lakeupsert.pipeline.integrity import missing_manifests
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import standings
+from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.queue import SqliteQueue, SqsQueue
 from lakeupsert.retries import LEASE_SECONDS
-from lakeupsert.storage import LocalStore, NotFoundError, open_store
+from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, open_store
 from lakeupsert.storage.races import WRITERS, race
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME
@@ -88,7 +90,8 @@ def doctor(table: OpenTable) -> list[Finding]:
 
 
 def _permissions(table: OpenTable) -> Iterator[Finding]:
-    zones = ("landing", table.landing, os.R_OK | os.X_OK), ("processed", table.store, os.R_OK | os.W_OK | os.X_OK)
+    here = table.resources
+    zones = ("landing", here.landing, os.R_OK | os.X_OK), ("processed", here.store, os.R_OK | os.W_OK | os.X_OK)
     for zone, store, rights in zones:
         if isinstance(store, LocalStore):
             yield _zone(table.name, zone, Path(store.root), rights)
@@ -133,7 +136,7 @@ def _nearest(path: Path) -> Path:
 
 def _store(table: OpenTable) -> Iterator[Finding]:
     """Every commit is one `create`: a store that lets two writers win loses batches."""
-    store, stem = table.store, f"{HOME}/doctor-{clock.new_id()}-"
+    store, stem = table.resources.store, f"{HOME}/doctor-{clock.new_id()}-"
     names = [f"{stem}{number:02}" for number in range(ROUNDS)]
     try:
         wrong = race(store, store.create, names)
@@ -157,20 +160,20 @@ def _store(table: OpenTable) -> Iterator[Finding]:
 
 def _clocks(table: OpenTable) -> Iterator[Finding]:
     now = clock.now()
-    yield _store_clock(table)
+    yield _store_clock(table.resources.store)
     yield from _future_stamps(table, now)
 
 
-def _store_clock(table: OpenTable) -> Finding:
+def _store_clock(store: ObjectStore) -> Finding:
     name = f"{HOME}/doctor-{clock.new_id()}"
     before = clock.now()
     try:
-        table.store.create(name, b"clock")
-        after, info = clock.now(), table.store.head(name)
+        store.create(name, b"clock")
+        after, info = clock.now(), store.head(name)
     finally:
-        table.store.delete([name])
+        store.delete([name])
     if info is None:
-        raise NotFoundError(table.store.uri(name))
+        raise NotFoundError(store.uri(name))
     modified = datetime.fromtimestamp(info.modified, UTC)
     apart = max(before - modified, modified - after, timedelta(0))
     level: Level = "problem" if apart > CLOCKS_FAR_APART else "warning" if apart > CLOCKS_APART else "ok"
@@ -182,7 +185,7 @@ def _store_clock(table: OpenTable) -> Finding:
 
 
 def _future_stamps(table: OpenTable, now: datetime) -> Iterator[Finding]:
-    objects = table.objects
+    objects = table.history.objects
     ledger = objects.ledger.head()
     heads: dict[str, Link[TableSpec] | Link[LedgerEntry] | Link[Snapshot] | None] = {
         "spec": objects.specs.head(),
@@ -205,15 +208,15 @@ def _future_stamps(table: OpenTable, now: datetime) -> Iterator[Finding]:
 
 def _queues(table: OpenTable) -> Iterator[Finding]:
     yield from _queue(table)
-    if table.large_queue is not None:
+    if table.resources.large_queue is not None:
         for finding in _queue(table.at_large_queue()):
             yield replace(finding, found=f"queue of large partitions: {finding.found}")
 
 
 def _queue(table: OpenTable) -> Iterator[Finding]:
-    queue = table.queue
-    ledger, snapshot = table.objects.ledger.head(), table.last_snapshot()
-    waiting = table.unpublished(snapshot.body if snapshot else None, ledger.number) if ledger else {}
+    queue = table.resources.queue
+    ledger, snapshot = table.history.objects.ledger.head(), table.history.last_snapshot()
+    waiting = unpublished(table.history, snapshot.body if snapshot else None, ledger.number) if ledger else {}
     if isinstance(queue, SqliteQueue) and not Path(queue.path).exists():  # opening would create it
         if waiting:
             found = (
@@ -241,7 +244,7 @@ def _queue(table: OpenTable) -> Iterator[Finding]:
         )
     if isinstance(queue, SqliteQueue):
         messages = queue.messages()
-        ledger = table.objects.ledger.head()  # again, after the messages: a batch may have been committed meanwhile
+        ledger = table.history.objects.ledger.head()  # again, after the messages: there may be a new batch
         last = ledger.number if ledger else -1
         strays = [m for m in messages if m.table != table.name or m.batch > last]
         if strays:
@@ -298,7 +301,7 @@ def _spark(table: OpenTable) -> Iterator[Finding]:
 
 def _landing(table: OpenTable) -> Iterator[Finding]:
     pattern = table.settings.landing_dates
-    names = [found.name for found in table.landing.list("")]
+    names = [found.name for found in table.resources.landing.list("")]
     log = find_log(names) or log_above(table.settings.landing)
     if log is not None:
         advice = "land what that table exports, or its change feed"
@@ -327,7 +330,7 @@ def _disk(table: OpenTable) -> Iterator[Finding]:
     store = open_store(table.settings.processed)
     if not isinstance(store, LocalStore):
         return
-    snapshot = table.last_snapshot()
+    snapshot = table.history.last_snapshot()
     largest = max((shown.bytes for shown in snapshot.body.partitions.values()), default=0) if snapshot else 0
     free = shutil.disk_usage(_nearest(Path(store.root))).free
     found = f"{free / 1e6:,.0f} MB free, the largest partition has {largest / 1e6:,.0f} MB"
@@ -346,18 +349,19 @@ def _settings(table: OpenTable) -> Iterator[Finding]:
             "without retention it must be 1, since older snapshots name superseded files",
             f"set `keep_snapshots` = 1, or `superseded_retention` to a duration, in [tables.{table.name}]",
         )
-    spec = table.head_spec()  # raises if the settings contradict the spec
+    spec = table.history.head_spec()  # raises if the settings contradict the spec
     yield _ok(f"they fit spec {spec.number}" if spec else "the table does not exist yet")
-    for warning in misplaced_events(table, spec.body) if spec else ():
+    for warning in misplaced_events(table.declaration, spec.body) if spec else ():
         found, _, advice = warning.partition("Rows may be wrong. ")
         yield _warning(found.rstrip(". "), advice)
 
 
 def _manifests(table: OpenTable) -> Iterator[Finding]:
-    kept = {link.number: link.body for link in list_snapshots(table)}
-    missing = table.missing_manifests(kept)
-    if missing and [link.number for link in list_snapshots(table)] != [*kept]:  # a vacuum has trimmed them meanwhile
-        missing = table.missing_manifests({link.number: link.body for link in list_snapshots(table)})
+    objects = table.history.objects
+    kept = {link.number: link.body for link in list_snapshots(objects)}
+    missing = missing_manifests(objects, kept)
+    if missing and [link.number for link in list_snapshots(objects)] != [*kept]:  # a vacuum has trimmed them meanwhile
+        missing = missing_manifests(objects, {link.number: link.body for link in list_snapshots(objects)})
     for error in missing.values():
         yield _problem(error.message.rstrip("."), error.next)
     if kept and not missing:
@@ -366,7 +370,7 @@ def _manifests(table: OpenTable) -> Iterator[Finding]:
 
 
 def _publishers(table: OpenTable) -> Iterator[Finding]:
-    table.last_snapshot()
+    table.history.last_snapshot()
     for name, standing in standings(table).items():
         shown = "nothing yet" if standing.snapshot is None else f"snapshot {standing.snapshot}"
         if standing.behind is None and standing.problem is not None:

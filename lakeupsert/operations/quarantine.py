@@ -12,8 +12,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.rows.datafiles import align, open_object
+from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import QUARANTINE
 from lakeupsert.table.ledger import LedgerEntry, Reason, find_quarantined
 
@@ -48,25 +51,25 @@ def quarantined_rows(table: OpenTable, reason: Reason | None = None, files: Sequ
         ConfigurationError: there is no table yet, or no quarantine file of such a name.
         DamagedTableError: while reading, a quarantine file is missing or can't be read.
     """
-    ledger = table.ledger_head()
-    headers = table.headers(ledger.number) if ledger else []
+    ledger = table.history.ledger_head()
+    headers = table.history.headers(ledger.number) if ledger else []
     if files:
         names = [_named(table, file) for file in files]
     elif ledger is None:  # every first batch was refused as a whole, the newest of them with these rows
-        newest = max(table.store.list(f"{QUARANTINE}/"), key=lambda file: file.modified, default=None)
+        newest = max(table.resources.store.list(f"{QUARANTINE}/"), key=lambda file: file.modified, default=None)
         if newest is None:
-            raise table.no_table_yet()
+            raise table.history.no_table_yet()
         names = [newest.name]
     else:
         batches = [file.name for file in reversed(find_quarantined(headers))]
-        names = [*batches, *_refused_by_merges(table, headers)]
-    return pa.RecordBatchReader.from_batches(QUARANTINED, _read(table, names, reason, headers))
+        names = [*batches, *_refused_by_merges(table.history, headers)]
+    return pa.RecordBatchReader.from_batches(QUARANTINED, _read(table.resources.store, names, reason, headers))
 
 
 def _named(table: OpenTable, file: str) -> str:
     """The name below the table of a quarantine file."""
     name = file[max(file.find(f"{QUARANTINE}/"), 0) :]
-    if not name.startswith(f"{QUARANTINE}/") or table.store.head(name) is None:
+    if not name.startswith(f"{QUARANTINE}/") or table.resources.store.head(name) is None:
         raise ConfigurationError(
             "no-quarantine-file",
             f"Table {table.name!r} has no quarantine file {file!r}. Nothing was read.",
@@ -75,23 +78,23 @@ def _named(table: OpenTable, file: str) -> str:
     return name
 
 
-def _refused_by_merges(table: OpenTable, headers: Sequence[LedgerEntry]) -> list[str]:
+def _refused_by_merges(history: History, headers: Sequence[LedgerEntry]) -> list[str]:
     """The quarantine files of merges. Only a table that has forgotten deletes refuses rows while it merges."""
     if not any(entry.full or entry.retention is not None for entry in headers):
         return []
-    snapshot = table.last_snapshot()
+    snapshot = history.last_snapshot()
     shown = snapshot.body if snapshot else None
-    partitions = {*(shown.partitions if shown else ()), *table.unpublished(shown, len(headers) - 1)}
-    heads = table.heads(sorted(partitions))
+    partitions = {*(shown.partitions if shown else ()), *unpublished(history, shown, len(headers) - 1)}
+    heads = history.heads(sorted(partitions))
     return [name for head in heads.values() for name in reversed(head.body.quarantine)]
 
 
 def _read(
-    table: OpenTable, names: Sequence[str], reason: Reason | None, headers: Sequence[LedgerEntry]
+    store: ObjectStore, names: Sequence[str], reason: Reason | None, headers: Sequence[LedgerEntry]
 ) -> Iterator[pa.RecordBatch]:
     numbers = {entry.batch_id: number for number, entry in enumerate(headers)}
     for name in names:
-        with open_object(table.store, name) as source:
+        with open_object(store, name) as source:
             file = pq.ParquetFile(source)
             wanted = [column for column in ("batch", *QUARANTINED.names[2:]) if column in file.schema_arrow.names]
             for number in range(file.num_row_groups):

@@ -27,10 +27,12 @@ from lakeupsert.operations.recompute.recompute import Comparison, Recomputation,
 from lakeupsert.operations.recompute.sql import import_duckdb
 from lakeupsert.operations.redrive import is_ours
 from lakeupsert.phrases import count
+from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
-from lakeupsert.pipeline.workers.worker import UNANSWERED, is_unanswered, mark_failed
+from lakeupsert.pipeline.standing import failed_partitions
+from lakeupsert.pipeline.workers.worker import UNANSWERED, mark_failed
 from lakeupsert.progress import Share
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.chain import Link
@@ -114,19 +116,19 @@ def reconcile(
     With ``deep``, DuckDB also recomputes the rows of partitions that balance from what landed, and every column is compared.
     Raises ConfigurationError if the table does not exist, or ``deep`` lacks DuckDB. An imbalance raises nothing.
     """
-    table.existing_spec()
+    table.history.existing_spec()
     if deep:
         import_duckdb()  # raises before anything is done
     letters = _dead_letters(table, selected)
-    failed = table.failed(letters, table.last_snapshot())
+    failed = failed_partitions(table.history, letters, table.history.last_snapshot())
     for partition, letter in letters.items():
-        if is_unanswered(failed.get(partition, UNANSWERED)):  # otherwise the mark has a reason already
-            mark_failed(table, partition, letter.batch, letter.reason)
+        if failed.get(partition, UNANSWERED) == UNANSWERED:  # otherwise the mark has a reason already
+            mark_failed(table.history, partition, letter.batch, letter.reason)
     # A partition that had failed before and is a dead letter is not sent again from here: it would fail again after every
     # reconcile, with one more dead letter each time. A redrive or a run brings it back. A partition that was marked just now
     # is sent, whatever is queued: the next call finds that it has failed before.
     # Queued messages count as on their way: otherwise a call every 10 minutes would send the rest of a long night again.
-    stats = table.queue_stats()
+    stats = table.resources.queue_stats()
     queued = stats.visible + stats.leased
     resent = send_missing(
         table,
@@ -134,9 +136,9 @@ def reconcile(
         queued=queued,
         dead=frozenset(letters.keys() - failed.keys()),
     )
-    before = table.last_snapshot()
+    before = table.history.last_snapshot()
     published = publish(table)
-    now = table.last_snapshot()
+    now = table.history.last_snapshot()
     proof = prove(table, now, host, selected, progress) if now and host else []
     recomputed = None
     if deep and now:
@@ -149,7 +151,7 @@ def reconcile(
         published=published.snapshot if before is None or published.snapshot != before.number else None,
         publish=published,
         proof=tuple(proof),
-        batches=tuple(_unbalanced_batches(table)) if host else (),
+        batches=tuple(_unbalanced_batches(table.history)) if host else (),
         recomputed=recomputed,
     )
 
@@ -162,7 +164,7 @@ def prove(
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Proof]:
     """Prove each selected partition that the snapshot shows, or that a batch up to the snapshot's touches."""
-    entries = table.entries(-1, snapshot.body.batch)
+    entries = table.history.entries(-1, snapshot.body.batch)
     batches: dict[str, list[Link[LedgerEntry]]] = {}
     for link in entries:
         for partition in filter(selected, link.body.touched):
@@ -174,7 +176,7 @@ def prove(
 
     def read(partition: str) -> Manifest | DamagedTableError:
         try:
-            return table.version(partition, versions.get(partition, -1))
+            return table.history.version(partition, versions.get(partition, -1))
         except DamagedTableError as e:
             return e
 
@@ -182,7 +184,7 @@ def prove(
         together = partitions[at : at + PARTITIONS_TOGETHER]
         # Executors count all of these before the first one is told below.
         progress(Share(f"counting the rows of {count(len(partitions), 'partition')}", at, len(partitions)))
-        manifests = table.map_concurrently(read, together)
+        manifests = table.resources.map_concurrently(read, together)
         counts = _count(table, snapshot, host, [m for m in manifests if isinstance(m, Manifest)])
         for number, (partition, manifest) in enumerate(zip(together, manifests, strict=True), at + 1):
             progress(Share(f"counting the rows of {partition}", number - 1, len(partitions)))
@@ -213,24 +215,24 @@ class _Letter:
 def _dead_letters(table: OpenTable, selected: Callable[[str], bool]) -> dict[str, _Letter]:
     """The dead letter of each selected partition: of its highest batch, and if there are several, one with a worker's reason."""
     letters: dict[str, _Letter] = {}
-    for letter in (letter for queue in table.queues for letter in queue.dead_letters()):
+    for letter in (letter for queue in table.resources.queues for letter in queue.dead_letters()):
         message = letter.message
         if message is None or message.work is not None:  # a reprocess that failed leaves its partition as it was
             continue
         if not is_ours(table, message) or not selected(message.partition):
             continue
         last = letters.get(message.partition)
-        if last is None or (message.batch, not is_unanswered(letter.reason)) > (
+        if last is None or (message.batch, letter.reason != UNANSWERED) > (
             last.batch,
-            not is_unanswered(last.reason),
+            last.reason != UNANSWERED,
         ):
             letters[message.partition] = _Letter(message.batch, letter.reason)
     return letters
 
 
-def _unbalanced_batches(table: OpenTable) -> Iterator[str]:
-    head = table.ledger_head()
-    for link in table.entries(-1, head.number) if head else ():
+def _unbalanced_batches(history: History) -> Iterator[str]:
+    head = history.ledger_head()
+    for link in history.entries(-1, head.number) if head else ():
         entry = link.body
         if entry.rows_read != entry.rows_appended + entry.rows_quarantined:
             yield (
@@ -251,12 +253,14 @@ def _count(
     """What is stored of each partition. Raises what keeps it from being read, except damage, which is a finding."""
     for run in runs(manifests, lambda manifest: len(manifest.buckets), BUCKETS_A_CALL):
         items = [
-            (table.spec(max(snapshot.body.spec_version, manifest.spec_version)), bucket)
+            (table.history.spec(max(snapshot.body.spec_version, manifest.spec_version)), bucket)
             for manifest in run
             for bucket in manifest.buckets
         ]
         sizes = [float(sum(file.bytes for file in bucket.data)) for _, bucket in items]
-        found = iter(map_counted(host, table.store, partial(_count_bucket, table.store), items, sizes))
+        found = iter(
+            map_counted(host, table.resources.store, partial(_count_bucket, table.resources.store), items, sizes)
+        )
         for manifest in run:
             yield total(all_or_raise(itertools.islice(found, len(manifest.buckets))))
 

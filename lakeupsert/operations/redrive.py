@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.standing import is_merged
 from lakeupsert.queue import DeadLetter, Message
+from lakeupsert.table.layout import TableObjects
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,15 @@ class RedriveResult:
 
 def redrive(table: OpenTable, selected: Callable[[str], bool] = lambda partition: True) -> RedriveResult:
     """Return the dead letters of the selected partitions to the queue."""
-    if table.head_spec() is None:  # nothing was ever appended, so there is no queue either
+    if table.history.head_spec() is None:  # nothing was ever appended, so there is no queue either
         return RedriveResult((), 0, 0, 0)
     total = RedriveResult((), 0, 0, 0)
-    for queue in table.queues:
+    for queue in table.resources.queues:
         letters = queue.dead_letters()
         wanted = {
             x.message for x in letters if x.message and is_ours(table, x.message) and selected(x.message.partition)
         }
-        done = {message for message in wanted if _is_done(table, message)}
+        done = {message for message in wanted if _is_done(table.history.objects, message)}
         redriven, dropped = queue.redrive(wanted - done, drop=done)
         total = RedriveResult(
             (*total.letters, *letters),
@@ -49,13 +51,13 @@ def redrive(table: OpenTable, selected: Callable[[str], bool] = lambda partition
     return total
 
 
-def _is_done(table: OpenTable, message: Message) -> bool:
+def _is_done(objects: TableObjects, message: Message) -> bool:
     if message.work is None:
-        return table.merged(message.partition, message.batch)
-    head = table.objects.partition(message.partition).head()
+        return is_merged(objects, message.partition, message.batch)
+    head = objects.partition(message.partition).head()
     return head is not None and head.body.reprocessed == message.work
 
 
 def is_ours(table: OpenTable, message: Message) -> bool:
     """Whether a letter is about a batch of this table. A queue may outlive its table; such letters would only be buried again."""
-    return message.table == table.name and table.entry(message.batch) is not None
+    return message.table == table.name and table.history.entry(message.batch) is not None

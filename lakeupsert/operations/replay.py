@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from lakeupsert.config import TableSettings
 from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.engine.replay import new_columns_of, replay_rows
@@ -26,6 +27,7 @@ from lakeupsert.landing.formats.folders import reading_of
 from lakeupsert.pipeline.append.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.append.discover import AppendOptions, Ground, read_heads
 from lakeupsert.pipeline.append.next_spec import plan_spec, unfit_files
+from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.table_keys import find_refused_again
 from lakeupsert.table.chain import Lost, until_won
@@ -59,18 +61,18 @@ def replay(table: OpenTable, options: AppendOptions) -> AppendResult | None:
             "Quarantined rows and landing files are never one batch, so no landing files can be chosen here.",
             next="replay the quarantine in one call, and append landing files in another",
         )
-    return until_won(table.store.uri(), partial(_attempt, table, options))
+    return until_won(table.resources.store.uri(), partial(_attempt, table, options))
 
 
-def renames_of(table: OpenTable, spec: TableSpec, last: int) -> Callable[[str], int]:
+def renames_of(history: History, spec: TableSpec, last: int) -> Callable[[str], int]:
     """A function from a batch's id to the number of renames that the spec had when the batch was written.
 
     The rows of that batch have the column names of that time. ``last`` is the ledger's head.
     """
     if not spec.renames:
         return lambda batch_id: 0
-    versions = {entry.batch_id: entry.spec_version for entry in table.headers(last)}
-    return lambda batch_id: len(table.spec(versions[batch_id]).renames)
+    versions = {entry.batch_id: entry.spec_version for entry in history.headers(last)}
+    return lambda batch_id: len(history.spec(versions[batch_id]).renames)
 
 
 def _attempt(table: OpenTable, options: AppendOptions) -> AppendResult | Lost | None:
@@ -89,10 +91,10 @@ def _attempt(table: OpenTable, options: AppendOptions) -> AppendResult | Lost | 
         if files:
             options.warn(f"none of the {rows} quarantined rows passes now; `lakeupsert quarantine` shows them")
         return None
-    entry = _entry(table, ground, plan.job, replayed, reports)
+    entry = _entry(table.settings, ground, plan.job, replayed, reports)
     names = {f.name for t in entry.touched.values() for f in t.files} | {f.name for f in entry.quarantine}
     if any(e.kind == "batch" and e.batch_id == ground.batch_id for e in ground.entries):
-        table.discard(names)
+        table.resources.discard(names)
         raise ConfigurationError(
             "batch-id-taken",
             f"Batch id {options.batch_id!r} belongs to another batch. Nothing was committed.",
@@ -109,7 +111,7 @@ def _plan(table: OpenTable, ground: Ground, known: TableSpec, files: Sequence[Re
     """Plan the spec: with the given types, and with columns that only rows which pass now bring."""
     spec, warnings = plan_spec(table, known, ())
     job = batch_job(table, ground, spec)
-    renames = renames_of(table, spec, ground.start - 1)
+    renames = renames_of(table.history, spec, ground.start - 1)
     if new := new_columns_of(job, files, renames):
         fit = [survey for survey in new if not list(unfit_files(spec, [survey]))]
         spec, warnings = plan_spec(table, known, fit)
@@ -123,7 +125,11 @@ def _plan(table: OpenTable, ground: Ground, known: TableSpec, files: Sequence[Re
 
 
 def _entry(
-    table: OpenTable, ground: Ground, job: AppendJob, replayed: tuple[ReplayedFile, ...], reports: Sequence[Report]
+    settings: TableSettings,
+    ground: Ground,
+    job: AppendJob,
+    replayed: tuple[ReplayedFile, ...],
+    reports: Sequence[Report],
 ) -> LedgerEntry:
     refused = [r for r in reports if isinstance(r, Refused)]
     return LedgerEntry(
@@ -138,6 +144,6 @@ def _entry(
         quarantined=dict(sorted(refused[0].reasons.items())) if refused else {},
         quarantine=tuple(r.file for r in refused),
         replayed=replayed,
-        retention=table.settings.tombstones_kept,
+        retention=settings.tombstones_kept,
         snapshot=ground.snapshot_number,
     )

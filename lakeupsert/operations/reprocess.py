@@ -31,9 +31,12 @@ from lakeupsert.landing.formats.registry import format_of
 from lakeupsert.operations.diff import Difference, difference_by_rewrite
 from lakeupsert.operations.replay import renames_of
 from lakeupsert.phrases import count
+from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.merge.dedupe import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
+from lakeupsert.pipeline.resources import Resources
+from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
 from lakeupsert.progress import Countdown
@@ -78,13 +81,13 @@ class ReprocessPlan:
 
     def left(self, table: OpenTable) -> list[str]:
         """Partitions that no worker has rewritten yet."""
-        heads = {p: table.objects.partition(p).head() for p in self.heads}
+        heads = {p: table.history.objects.partition(p).head() for p in self.heads}
         done = {p: head.body.reprocessed if head else None for p, head in heads.items()}
         return [p for p, head in self.heads.items() if done[p] == head.body.reprocessed]
 
     def unseen(self, table: OpenTable) -> list[str]:
         """Partitions whose old files readers still see: the new version has a newer batch in it, which is not published."""
-        snapshot = table.last_snapshot()
+        snapshot = table.history.last_snapshot()
         shown = snapshot.body.partitions if snapshot else {}
         return [p for p, head in self.heads.items() if p in shown and shown[p].version <= head.number]
 
@@ -168,20 +171,22 @@ def reprocess(
             "partitions, so they can't rebuild one partition. No partition was changed.",
             next=_WITHOUT_LANDING,
         )
-    snapshot, last = table.last_snapshot(), table.ledger_head()
+    snapshot, last = table.history.last_snapshot(), table.history.ledger_head()
     shown = snapshot.body if snapshot else None
-    known = {*(shown.partitions if shown else ()), *(table.unpublished(shown, last.number) if last else ())}
-    newest = {p: table.newest(p, snapshot, from_landing=choice is not None) for p in sorted(filter(selected, known))}
+    known = {*(shown.partitions if shown else ()), *(unpublished(table.history, shown, last.number) if last else ())}
+    newest = {
+        p: table.history.newest(p, snapshot, from_landing=choice is not None) for p in sorted(filter(selected, known))
+    }
     heads = {p: head for p, head in newest.items() if head is not None and head.body.buckets}
     if choice is None:
         stored = [head.body for head in heads.values()]
         plan = ReprocessPlan("stored", heads, (), sum(m.files for m in stored), sum(m.bytes for m in stored))
         return plan if dry or not heads else _send_work(table, plan, snapshot, {}, start=None)
-    batches = _batches(table, {p: head.body.merged for p, head in heads.items()})
-    first = table.entries(-1, 0)[0].body.touched if heads else {}
+    batches = _batches(table.history, {p: head.body.merged for p, head in heads.items()})
+    first = table.history.entries(-1, 0)[0].body.touched if heads else {}
     adopted = [f for p in heads if p in first for f in first[p].files]
     progress(f"checking the landing files of {count(len(batches), 'batch', 'es')}")
-    inputs = _check_sources(table, batches, adopted)
+    inputs = _check_sources(table.resources, batches, adopted)
     taken = [i for of_batch in inputs.values() for i in of_batch]
     landed = sum(i.size for i in taken)
     size, host = sum(f.bytes for f in adopted) + landed, choose_host(choice, landed)
@@ -191,7 +196,7 @@ def reprocess(
 
 def reprocess_and_publish(table: OpenTable, options: ReprocessOptions) -> ReprocessResult:
     """Rewrite the selected partitions, wait until no worker has one of them any more, and publish them."""
-    table.existing_spec()
+    table.history.existing_spec()
     progress, stop = options.progress, options.stop or Stop()
     choice = options.host if options.source == "landing" else None
     plan = reprocess(table, choice, options.selected, dry=options.dry, progress=progress)
@@ -212,7 +217,7 @@ def reprocess_and_publish(table: OpenTable, options: ReprocessOptions) -> Reproc
             continue
         results += drain_queues(table, drain_options)
         left = plan.left(table)
-        stats = table.queue_stats()
+        stats = table.resources.queue_stats()
         if not left or not stats.visible + stats.leased or stop.wait(IDLE_SECONDS):
             break
     progress("publishing")
@@ -230,7 +235,9 @@ def _warnings(table: OpenTable, plan: ReprocessPlan, partitions: Sequence[str]) 
     The ledger has digests of keys and orders. Other columns may be read in another way than then without a trace there.
     """
     heads, work = plan.heads, plan.work
-    found = table.map_concurrently(lambda p: difference_by_rewrite(table, p, heads[p].number, work), partitions)
+    found = table.resources.map_concurrently(
+        lambda p: difference_by_rewrite(table, p, heads[p].number, work), partitions
+    )
     if changed := [one for one in found if isinstance(one, Difference) and one.total]:
         parts = [f"{one.partitions[0].partition} ({count(one.total, 'key')})" for one in changed[:3]]
         yield (
@@ -261,17 +268,18 @@ def _send_work(
         for p, head in plan.heads.items()
     }
     spec_version = snapshot.body.spec_version if snapshot else 0
-    write_order(table.store, name, RewriteOrder(FORMAT, plan.source, partitions, spec_version))
-    head = table.objects.ledger.head()
+    write_order(table.resources.store, name, RewriteOrder(FORMAT, plan.source, partitions, spec_version))
+    head = table.history.objects.ledger.head()
     # After the work object is written: a vacuum whose fence is later finds it, and keeps the files that it names.
-    if start is not None and head and any(e.body.kind == "fence" for e in table.entries(start - 1, head.number)):
-        table.discard([name])
+    entries = table.history.entries(start - 1, head.number) if start is not None and head else ()
+    if any(e.body.kind == "fence" for e in entries):
+        table.resources.discard([name])
         raise FencedError(
             "fenced",
             "A vacuum ran while landing files were read again, and may have deleted the new files. No partition was changed.",
             next="run the same command again",
         )
-    table.queue.send([Message(table.name, p, head.body.merged, name) for p, head in plan.heads.items()])
+    table.resources.queue.send([Message(table.name, p, head.body.merged, name) for p, head in plan.heads.items()])
     return replace(plan, work=name)
 
 
@@ -287,35 +295,35 @@ class _Batch:
     partitions: frozenset[str]
 
 
-def _batches(table: OpenTable, merged: Mapping[str, int]) -> list[_Batch]:
+def _batches(history: History, merged: Mapping[str, int]) -> list[_Batch]:
     """The batches, in order, that count in some of these partitions at its `merged`, without what was adopted."""
-    entries = [link.body for link in table.entries(-1, max(merged.values(), default=-1))]
+    entries = [link.body for link in history.entries(-1, max(merged.values(), default=-1))]
     return [_Batch(n, entries[n], frozenset(of)) for n, of in find_counting(entries, merged).items() if n]
 
 
 def _check_sources(
-    table: OpenTable, batches: Sequence[_Batch], adopted: Sequence[DataFile]
+    resources: Resources, batches: Sequence[_Batch], adopted: Sequence[DataFile]
 ) -> dict[int, tuple[LandingInput, ...]]:
     """The landing files of each batch, as they are now. Raises RefusedError if one is gone or changed, or what is stored of
     adopted files and of statements is gone."""
 
     def check(batch: _Batch, place: int, file: LandingFile) -> LandingInput | _Unfit:
-        where, found = table.landing.uri(file.path), table.landing.head(file.path)
+        where, found = resources.landing.uri(file.path), resources.landing.head(file.path)
         if found is None:
             return _Unfit("source-gone", batch.number, where)
         if not found.is_same(file.size, file.etag):
             try:
-                if content_hash(table.landing, file.path) != file.sha256:
+                if content_hash(resources.landing, file.path) != file.sha256:
                     return _Unfit("source-changed", batch.number, where)
             except ChangedFileError:
                 return _Unfit("source-gone", batch.number, where)
         return LandingInput(file.path, found.size, found.etag, place)
 
     def check_stored(number: int, name: str, size: int | None) -> _Unfit | None:
-        found = table.store.head(name)
+        found = resources.store.head(name)
         if found is not None and size in (None, found.size):
             return None
-        return _Unfit("source-changed" if found else "source-gone", number, table.store.uri(name))
+        return _Unfit("source-changed" if found else "source-gone", number, resources.store.uri(name))
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         landed = {
@@ -346,11 +354,13 @@ def _read_again(
 ) -> ReprocessPlan:
     """Write the rows of the batches once more, and send the work object that names them."""
     assert plan.host is not None, "landing files are read somewhere"
-    host, head = host_by_name(plan.host.name), table.ledger_head()
+    host, head = host_by_name(plan.host.name), table.history.ledger_head()
     start = head.number + 1 if head else 0
     rebuilt: dict[str, dict[int, Touched]] = defaultdict(dict)
     packs: set[str] = set()
-    below_floor = read_refused_keys(table.store, [head.body for head in plan.heads.values()], table.existing_spec())
+    below_floor = read_refused_keys(
+        table.resources.store, [head.body for head in plan.heads.values()], table.history.existing_spec()
+    )
     try:
         for batch in batches:
             touched = batch.entry.touched
@@ -359,16 +369,16 @@ def _read_again(
                 progress(f"reading batch {batch.number} again, {count(len(files), 'landing file')}")
                 job = _job(table, host, batch, files, start, below_floor)
                 replayed = batch.entry.replayed
-                renames = renames_of(table, job.spec, batch.number) if replayed else None
+                renames = renames_of(table.history, job.spec, batch.number) if replayed else None
                 reports = replay_rows(job, replayed, renames)[1] if renames else host.run(job)
                 touched = touched_by(reports)
                 packs |= {file.name for one in touched.values() for file in one.files}
-                _verify(table, batch, reports, touched)
+                _verify(table.resources, batch, reports, touched)
             for partition in batch.partitions:  # a full extract also touches partitions that it has no rows of
                 rebuilt[partition][batch.number] = touched.get(partition, NOTHING)
         return _send_work(table, plan, snapshot, rebuilt, start)
     except (RefusedError, FencedError):  # nothing names these files
-        table.discard(packs)
+        table.resources.discard(packs)
         raise
 
 
@@ -382,12 +392,12 @@ def _job(
 ) -> AppendJob:
     """The row work of the batch, with its own spec and receipt stamp, for these partitions."""
     entry = batch.entry
-    spec, reading = table.spec(entry.spec_version), entry.reading_of_files
+    spec, reading = table.history.spec(entry.spec_version), entry.reading_of_files
     shared = [i for i in inputs if format_of(i.path, reading.format).shared]
-    surveys = survey_files(host, table.landing, shared, reading, spec.schema, frozenset())
+    surveys = survey_files(host, table.resources.landing, shared, reading, spec.schema, frozenset())
     return AppendJob(
-        landing=table.landing,
-        store=table.store,
+        landing=table.resources.landing,
+        store=table.resources.store,
         inputs=share_row_groups(inputs, surveys),
         reading=reading,
         rules=RowRules(spec, entry.received_at, entry.clock_ahead, table.name, reading.envelope),
@@ -399,7 +409,7 @@ def _job(
     )
 
 
-def _verify(table: OpenTable, batch: _Batch, reports: Sequence[Report], rebuilt: Mapping[str, Touched]) -> None:
+def _verify(resources: Resources, batch: _Batch, reports: Sequence[Report], rebuilt: Mapping[str, Touched]) -> None:
     """Refuse a result that differs from the batch: other bytes, an unreadable file, other rows by number, keys or orders."""
     hashes = {f.path: f.sha256 for f in batch.entry.files}
     for report in reports:
@@ -411,8 +421,8 @@ def _verify(table: OpenTable, batch: _Batch, reports: Sequence[Report], rebuilt:
             case _:
                 continue
         if is_changed:
-            raise _Unfit("source-changed", batch.number, table.landing.uri(report.path)).error()
-    for why in _differences(table, batch, reports, rebuilt):
+            raise _Unfit("source-changed", batch.number, resources.landing.uri(report.path)).error()
+    for why in _differences(resources, batch, reports, rebuilt):
         raise RefusedError(
             "source-differs",
             f"The landing files of batch {batch.number} have not changed, but are read differently now: {why} "
@@ -423,11 +433,11 @@ def _verify(table: OpenTable, batch: _Batch, reports: Sequence[Report], rebuilt:
 
 
 def _differences(
-    table: OpenTable, batch: _Batch, reports: Sequence[Report], rebuilt: Mapping[str, Touched]
+    resources: Resources, batch: _Batch, reports: Sequence[Report], rebuilt: Mapping[str, Touched]
 ) -> Iterator[str]:
     for report in reports:
         if isinstance(report, FileFailed):
-            yield f"{table.landing.uri(report.path)} can't be read now: {report.reason}"
+            yield f"{resources.landing.uri(report.path)} can't be read now: {report.reason}"
     for partition in batch.partitions:
         now, then = rebuilt.get(partition, NOTHING), batch.entry.touched[partition]
         if now.rows != then.rows:

@@ -17,9 +17,11 @@ from datetime import date
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.operations.diff import difference_of
+from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.retypes import count_unfit, quarantine_unfit, restored_files, retypes_between
+from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.queue import Message
 from lakeupsert.read.view import choose, expired_snapshot
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
@@ -57,24 +59,24 @@ def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> Resto
 
     Raises DamagedTableError if a version that must come back is gone; TryAgainError after too many lost races.
     """
-    to = choose(table.objects, snapshot)
+    to = choose(table.history.objects, snapshot)
     if to is None:
         raise ConfigurationError(
             "unknown-snapshot", "Nothing was published yet.", next="run `lakeupsert history` to see what there is"
         )
-    table.existing_spec()
+    table.history.existing_spec()
 
     def attempt() -> RestorePlan | Lost:
-        table.last_snapshot()  # before the ledger, so that the ledger has everything that it shows
-        head = table.ledger_head()
+        table.history.last_snapshot()  # before the ledger, so that the ledger has everything that it shows
+        head = table.history.ledger_head()
         assert head is not None, "there is a snapshot, so there is a ledger"
-        headers = list(enumerate(table.headers(head.number)))
+        headers = list(enumerate(table.history.headers(head.number)))
         now, then = active_batches(headers), active_batches(headers[: to.body.batch + 1])
         changed = now ^ then
-        newest = table.last_snapshot()  # after the ledger's head, so that the commit fails if a fence came later
+        newest = table.history.last_snapshot()  # after the ledger's head: the commit fails if a fence came later
         if newest is None or not newest.body.keeps(to.number):  # a vacuum may have expired it meanwhile
             raise expired_snapshot(to.number, newest)
-        entries = {number: table.entries(number - 1, number)[0].body for number in sorted(changed)}
+        entries = {number: table.history.entries(number - 1, number)[0].body for number in sorted(changed)}
         touched = {p for entry in entries.values() for p in entry.touched}
         rewritten = _rewritten(table, to, newest, touched)
         partitions = sorted({*touched, *rewritten})
@@ -85,33 +87,33 @@ def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> Resto
             brought_back={n: entries[n].rows_appended for n in sorted(then - now)},
             partitions=tuple(partitions),
             rewritten=rewritten,
-            unpublished=() if partitions else tuple(table.unpublished(newest.body, head.number)),
+            unpublished=() if partitions else tuple(unpublished(table.history, newest.body, head.number)),
         )
-        versions = {p: _version(table, to, p) for p in partitions}
-        retypes = retypes_between(table, 0, head.body.spec_version)
-        back = restored_files(table, versions, to.body.batch, then)
+        versions = {p: _version(table.history, to, p) for p in partitions}
+        retypes = retypes_between(table.history, 0, head.body.spec_version)
+        back = restored_files(table.history, versions, to.body.batch, then)
         if dry:
-            return replace(plan, unfit=count_unfit(table, retypes, back))
+            return replace(plan, unfit=count_unfit(table.resources.store, retypes, back))
         if not partitions:
             send_missing(table)
             return plan
         batch_id = clock.new_id()
-        refused = quarantine_unfit(table, retypes, back, head.number + 1, batch_id)
+        refused = quarantine_unfit(table.resources.store, retypes, back, head.number + 1, batch_id)
         point = RestorePoint(snapshot=to.number, batch=to.body.batch, versions=versions)
         entry = _entry(head, newest, point, batch_id, [report.file for report in refused])
-        outcome = table.objects.ledger.append(entry, head)
+        outcome = table.history.objects.ledger.append(entry, head)
         if outcome.result == "lost":
-            table.discard(report.file.name for report in refused)
+            table.resources.discard(report.file.name for report in refused)
         if (link := outcome.link) is not None:
             try:
-                table.queue.send([Message(table.name, partition, link.number) for partition in partitions])
+                table.resources.queue.send([Message(table.name, partition, link.number) for partition in partitions])
             except LakeupsertError as e:
                 e.data_changed = True  # the restore is committed; if repeated, it sends its messages again
                 raise
             return replace(plan, unfit=entry.rows_quarantined, entry=link.number)
         return LOST
 
-    return until_won(table.store.uri(), attempt)
+    return until_won(table.resources.store.uri(), attempt)
 
 
 def _rewritten(
@@ -121,12 +123,12 @@ def _rewritten(
 
     One whose old rows can't be read any more is not among them: its rewrite was the repair.
     """
-    since = table.entries(to.body.batch, newest.body.batch)
+    since = table.history.entries(to.body.batch, newest.body.batch)
     back = {p for link in since if link.body.restored is not None for p in link.body.touched}
 
     def differs(partition: str) -> bool:
         then, now = to.body.partitions[partition].version, newest.body.partitions[partition].version
-        works = {table.version(partition, number).reprocessed for number in (then, now)}
+        works = {table.history.version(partition, number).reprocessed for number in (then, now)}
         if partition not in back and len(works) == 1:
             return False
         found = difference_of(table, partition, then, now)
@@ -136,7 +138,7 @@ def _rewritten(
     several = [
         p for p, one in to.body.partitions.items() if p not in others and p in shown and one.version != shown[p].version
     ]
-    return tuple(p for p, does in zip(several, table.map_concurrently(differs, several), strict=True) if does)
+    return tuple(p for p, does in zip(several, table.resources.map_concurrently(differs, several), strict=True) if does)
 
 
 def _entry(
@@ -161,7 +163,7 @@ def _entry(
     )
 
 
-def _version(table: OpenTable, snapshot: Link[Snapshot], partition: str) -> int:
+def _version(history: History, snapshot: Link[Snapshot], partition: str) -> int:
     """The version that a restore to ``snapshot`` goes back to.
 
     Refused if the snapshot lags across an earlier restore: the version would be the one that the earlier restore named, and
@@ -169,7 +171,7 @@ def _version(table: OpenTable, snapshot: Link[Snapshot], partition: str) -> int:
     """
     shown = snapshot.body.partitions.get(partition)
     version, merged = (shown.version, shown.merged) if shown else (-1, 0)
-    for link in table.entries(merged, snapshot.body.batch):
+    for link in history.entries(merged, snapshot.body.batch):
         if link.body.restored is not None and partition in link.body.touched:
             raise RefusedError(
                 "snapshot-lags",
@@ -178,5 +180,5 @@ def _version(table: OpenTable, snapshot: Link[Snapshot], partition: str) -> int:
                 next="restore a snapshot that lists no partition as lagging (`lakeupsert history`)",
                 partition=partition,
             )
-    table.version(partition, version)  # raises if it is gone
+    history.version(partition, version)  # raises if it is gone
     return version

@@ -93,7 +93,7 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
     send_missing(table)
     nights: list[Night] = []
     with suppress(DamagedTableError):  # whatever needs the damaged object fails because of it
-        nights = last_nights(table)
+        nights = last_nights(table.history)
     night = NightProgress(progress, learn_append_part(nights))
     appended, refused = None, None
     try:

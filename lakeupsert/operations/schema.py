@@ -17,6 +17,8 @@ import pyarrow as pa
 
 from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError, RefusedError
+from lakeupsert.pipeline.declared import Declaration
+from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.retypes import Conversion, enter, look
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
@@ -74,35 +76,35 @@ def change(
     """
 
     def attempt() -> SchemaChange | Lost:
-        table.last_snapshot()  # before the ledger, so that the ledger has everything that it shows
-        ledger, head = table.ledger_head(), table.head_spec()
+        table.history.last_snapshot()  # before the ledger, so that the ledger has everything that it shows
+        ledger, head = table.history.ledger_head(), table.history.head_spec()
         if ledger is None or head is None:
-            raise table.no_table_yet()
-        spec = _change_spec(table, head, to)
+            raise table.history.no_table_yet()
+        spec = _change_spec(table.history, head, to)
         version = head.number + (spec is not head.body)
         found = None if spec is head.body else look(table, ledger, head.body, spec, progress)
         if dry:
             return SchemaChange(spec, version, conversion=found)
         if found is not None and found.unfit and not quarantine_unfit:
             raise _unfit_values(table, found)
-        if spec is head.body or table.objects.specs.append(spec, head).result == "won":
+        if spec is head.body or table.history.objects.specs.append(spec, head).result == "won":
             number = enter(table, version)
-            return SchemaChange(spec, version, number, found, _quarantined_at(table, number))
+            return SchemaChange(spec, version, number, found, _quarantined_at(table.history, number))
         return LOST
 
-    return until_won(table.store.uri(), attempt)
+    return until_won(table.resources.store.uri(), attempt)
 
 
-def retype_to(table: OpenTable, column: str, type_: pa.DataType) -> Callable[[TableSpec], TableSpec]:
+def retype_to(declaration: Declaration, column: str, type_: pa.DataType) -> Callable[[TableSpec], TableSpec]:
     """The change of a retype, for `change`. Raises ConfigurationError if the configuration gives the column another type."""
-    one_name, given = table.settings.one_name_in_files, table.declaration.given_types(())[1]
+    one_name, given = declaration.settings.one_name_in_files, declaration.given_types(())[1]
 
     def to(spec: TableSpec) -> TableSpec:
         changed = retype(spec, column, type_, one_name=one_name)
         name = spec.table_name_of(column)
         other = next((t for own, t in given.items() if own.lower() == name.lower()), type_)
         if not other.equals(type_):
-            where = f"[tables.{table.name}.schema]"
+            where = f"[tables.{declaration.name}.schema]"
             raise ConfigurationError(
                 "other-type-declared",
                 f"{where} gives the column {name!r} the type {type_name(other)}, which each batch would compare with "
@@ -128,17 +130,17 @@ def _unfit_values(table: OpenTable, found: Conversion) -> RefusedError:
     )
 
 
-def _quarantined_at(table: OpenTable, number: int) -> int:
-    entry = table.entries(number - 1, number)[0].body
+def _quarantined_at(history: History, number: int) -> int:
+    entry = history.entries(number - 1, number)[0].body
     return entry.quarantined.get("retyped", 0) if entry.kind == "schema" else 0
 
 
-def _change_spec(table: OpenTable, head: Link[TableSpec], to: Callable[[TableSpec], TableSpec]) -> TableSpec:
+def _change_spec(history: History, head: Link[TableSpec], to: Callable[[TableSpec], TableSpec]) -> TableSpec:
     """The spec after the change: the head itself, if the head is the result of the same change to the spec before."""
     try:
         return to(head.body)
     except ConfigurationError:
-        if head.number and _leads_to(to, table.spec(head.number - 1), head.body):
+        if head.number and _leads_to(to, history.spec(head.number - 1), head.body):
             return head.body
         raise
 

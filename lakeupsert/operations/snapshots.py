@@ -11,33 +11,35 @@ from itertools import zip_longest
 import msgspec
 
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.pipeline.integrity import extend_snapshots
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import catch_up
 from lakeupsert.read.view import choose, expired_snapshot, newest_snapshot
 from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.snapshot import Snapshot
 
 
-def list_snapshots(table: OpenTable) -> list[Link[Snapshot]]:
+def list_snapshots(objects: TableObjects) -> list[Link[Snapshot]]:
     """Every snapshot that can be read, newest first, without those of tags and expiry, which show the same as the one before."""
-    chain = table.objects.snapshots
-    head = newest_snapshot(table.objects)
+    chain = objects.snapshots
+    head = newest_snapshot(objects)
     kept = [n for n in chain.numbers() if head is not None and head.body.keeps(n)]
     links = [link for n in kept if (link := chain.get(n)) is not None]
     return [a for a, b in zip_longest(links, links[1:]) if b is None or not a.body.shows(b.body)]
 
 
-def lost_snapshots(table: OpenTable) -> list[int]:
+def lost_snapshots(objects: TableObjects) -> list[int]:
     """Numbers of snapshots that are gone without having expired: something other than lakeupsert deleted them."""
-    chain = table.objects.snapshots
+    chain = objects.snapshots
     there = set(chain.numbers())
     head = chain.head()
     return [n for n in range(head.body.expired, head.number) if n not in there] if head else []
 
 
-def list_tags(table: OpenTable) -> dict[str, int]:
+def list_tags(objects: TableObjects) -> dict[str, int]:
     """The number of each tagged snapshot, by tag."""
-    head = newest_snapshot(table.objects)
+    head = newest_snapshot(objects)
     return head.body.tags if head else {}
 
 
@@ -58,10 +60,11 @@ def tag(table: OpenTable, name: str, snapshot: str | int | date | None) -> Link[
     Raises ConfigurationError if there is no such snapshot, or no such tag to remove.
     """
     refuse_unfit_tag(name)
-    link = None if snapshot is None else choose(table.objects, snapshot)
+    link = None if snapshot is None else choose(table.history.objects, snapshot)
     number = link.number if link else None
     if link is not None:  # of several that show the same, the one that `list_snapshots` lists
-        number = min([link.number, *(s.number for s in list_snapshots(table) if s.body.shows(link.body))])
+        same = (s.number for s in list_snapshots(table.history.objects) if s.body.shows(link.body))
+        number = min([link.number, *same])
 
     def build(head: Link[Snapshot] | None) -> Snapshot | None:
         tags = head.body.tags if head else {}
@@ -79,6 +82,6 @@ def tag(table: OpenTable, name: str, snapshot: str | int | date | None) -> Link[
         others = {n: at for n, at in tags.items() if n != name}
         return msgspec.structs.replace(head.body, tags=others if number is None else {**others, name: number})
 
-    appended = table.extend_snapshots(build)
+    appended = extend_snapshots(table.history, build)
     catch_up(table)
     return appended

@@ -25,6 +25,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
+from lakeupsert.pipeline.integrity import extend_snapshots
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import Publishers, PublisherStanding
 from lakeupsert.pipeline.table_keys import named_index
@@ -92,8 +93,8 @@ def vacuum(
         standings: of the publishers, if the same command has just let them catch up.
     """
     publishers = Publishers(table, standings)
-    table.existing_spec()
-    table.last_snapshot()  # so that a ledger that ends before it is detected
+    table.history.existing_spec()
+    table.history.last_snapshot()  # so that a ledger that ends before it is detected
     expiry = _expire(table, dry=dry)
     if not dry:
         publishers.catch_up()  # one that is behind keeps files, and one that has died can commit nothing behind it
@@ -104,19 +105,19 @@ def vacuum(
         return VacuumResult(expiry.expired, tuple(survey.garbage), dry)
     progress("fencing off writers that started before")
     fence = max((g.start for g in survey.garbage if g.partition is None and g.start is not None), default=-1)
-    snapshot = table.last_snapshot()  # the entry names it
+    snapshot = table.history.last_snapshot()  # the entry names it
     known = snapshot.number if snapshot else None
-    table.objects.ledger.extend(lambda head: _ledger_fence(head, fence, known))
+    table.history.objects.ledger.extend(lambda head: _ledger_fence(head, fence, known))
     for partition in sorted({g.partition for g in survey.garbage if g.partition is not None}):
-        table.objects.partition(partition).extend(partial(_fence, partition))
+        table.history.objects.partition(partition).extend(partial(_fence, partition))
     progress("looking again")
     survey = _Survey(table, publishers, before=survey)
     garbage = [g for g in survey.garbage if survey.is_fenced(g, fence)]
     progress(f"deleting {len(garbage)} objects")
     versions = [g.name for g in garbage if g.name.endswith(".json")]
-    table.store.delete([g.name for g in garbage if not g.name.endswith(".json")])
+    table.resources.store.delete([g.name for g in garbage if not g.name.endswith(".json")])
     # After the data: a version without its files still names garbage; files without their version would hide it.
-    table.store.delete(versions)
+    table.resources.store.delete(versions)
     return VacuumResult(expiry.expired, tuple(garbage), dry)
 
 
@@ -138,7 +139,7 @@ def _expire(table: OpenTable, *, dry: bool) -> _Expiry:
         expiry = _plan_expiry(table, head) if head else _Expiry()
         return expiry.planned.body if expiry.planned and not dry else None
 
-    table.extend_snapshots(build)
+    extend_snapshots(table.history, build)
     return expiry if dry else replace(expiry, planned=None)
 
 
@@ -146,8 +147,8 @@ def _plan_expiry(table: OpenTable, head: Link[Snapshot]) -> _Expiry:
     expired: list[int] = []
     read = {head.number: head}
     oldest, kept, last = head.number, 0, None
-    for number in table.objects.snapshots.numbers():
-        link = head if number == head.number else table.objects.snapshots.get(number)
+    for number in table.history.objects.snapshots.numbers():
+        link = head if number == head.number else table.history.objects.snapshots.get(number)
         if link is None or number < head.body.expired:
             break
         read[number] = link
@@ -198,18 +199,18 @@ class _Survey:
         self._versions: dict[tuple[str, int], Link[Manifest] | None] = before._versions if before else {}
         self._now = clock.now()
         self.garbage: list[Garbage] = []
-        chain = table.objects.snapshots
+        chain = table.history.objects.snapshots
         known: Mapping[int, Link[Snapshot]] = before._snapshots if before else expiry.read if expiry else {}
         links = {n: known.get(n) or chain.get(n) for n in chain.numbers()}
         self._snapshots: dict[int, Link[Snapshot]] = {n: link for n, link in links.items() if link is not None}
         if expiry and expiry.planned is not None:
             self._snapshots[expiry.planned.number] = expiry.planned
-        ledger = table.ledger_head()  # after the snapshots, so that it has everything that they show
+        ledger = table.history.ledger_head()  # after the snapshots, so that it has everything that they show
         if ledger is None or not self._snapshots:
             return
         self._choose_snapshots()
         self._objects: defaultdict[str, dict[str, ObjectInfo]] = defaultdict(dict)  # by folder, then by name
-        for found in table.store.list(""):
+        for found in table.resources.store.list(""):
             self._objects[found.name.rpartition("/")[0]][found.name] = found
         self._works = self._unfinished_works()
         packs = {name: TableObjects.start_of(name) or 0 for name in self._objects[f"{HOME}/data"]}
@@ -221,7 +222,7 @@ class _Survey:
                 *(self._newest.partitions[p].merged + 1 for p in self._newest.lagging),
             ]
         )
-        self._entries = table.entries(low - 1, ledger.number)
+        self._entries = table.history.entries(low - 1, ledger.number)
         chains = {f.removeprefix(_CHAINS) for f in self._objects if f.startswith(_CHAINS)}
         touched = {partition for link in self._entries for partition in link.body.touched}
         for partition in sorted(chains | touched | self._newest.partitions.keys()):  # other folders are not ours
@@ -233,7 +234,7 @@ class _Survey:
         for found in publishers.garbage(self._oldest, max(self._snapshots)):
             if self._is_older(found, ORPHANS_KEPT):
                 self._add(found, "of a version of another format that is older than all kept snapshots", None, None)
-        for found in table.store.list(f"{SCRATCH}/"):
+        for found in table.resources.store.list(f"{SCRATCH}/"):
             if self._is_older(found, UNFINISHED_KEPT):
                 self._add(found, "its writer died before it was whole", None, None)
 
@@ -266,7 +267,7 @@ class _Survey:
         return self._now - datetime.fromisoformat(written_at)
 
     def _survey_partition(self, partition: str) -> None:
-        chain = self._table.objects.partition(partition)
+        chain = self._table.history.objects.partition(partition)
         versions = self._numbers(partition)
         last = self._newest.partitions.get(partition)
         folders = (base_prefix(partition).rstrip("/"), f"{HOME}/data/{partition}", f"{HOME}/units/{partition}")
@@ -276,7 +277,7 @@ class _Survey:
         head = self._head(partition)
         if self._newest.lost(partition, head):  # its files would look like garbage, and a fence would take the number
             shown = self._newest.partitions[partition].version
-            raise self._table.objects.missing(partition, shown, f"Snapshot {max(self._snapshots)}", lost=True)
+            raise self._table.history.objects.missing(partition, shown, f"Snapshot {max(self._snapshots)}", lost=True)
         if not all(self._is_older(found, UNITS_KEPT) for found in self._objects[f"{HOME}/units/{partition}"].values()):
             return
         merged = head.body.merged if head else 0
@@ -319,7 +320,7 @@ class _Survey:
             return False
         figures = {v.version: v for s in self._snapshots.values() if (v := s.body.partitions.get(partition))}
         held = {s.partitions[partition].version for s in self._held.values() if partition in s.partitions}
-        chain, listed = self._table.objects.partition(partition), self._objects[f"{_CHAINS}{partition}"]
+        chain, listed = self._table.history.objects.partition(partition), self._objects[f"{_CHAINS}{partition}"]
         first, needed = shown, 0
         for number in sorted((n for n in figures if n < shown), reverse=True):
             successor = listed.get(chain.name(number + 1))
@@ -334,7 +335,8 @@ class _Survey:
         return not any(n in held or self._is_older(listed[chain.name(n)], VERSIONS_KEPT) for n in older)
 
     def _numbers(self, partition: str) -> list[int]:
-        return sorted(map(self._table.objects.partition(partition).number, self._objects[f"{_CHAINS}{partition}"]))
+        chain = self._table.history.objects.partition(partition)
+        return sorted(map(chain.number, self._objects[f"{_CHAINS}{partition}"]))
 
     def _head(self, partition: str) -> Link[Manifest] | None:
         versions = self._numbers(partition)
@@ -353,12 +355,12 @@ class _Survey:
     def _version(self, partition: str, number: int) -> Link[Manifest] | None:
         """A version; None if another vacuum has trimmed it since it was listed."""
         if (partition, number) not in self._versions:
-            self._versions[partition, number] = self._table.objects.partition(partition).get(number)
+            self._versions[partition, number] = self._table.history.objects.partition(partition).get(number)
         return self._versions[partition, number]
 
     def _adopted(self, partition: str) -> Iterable[DataFile]:
         """The adopted files. Of files that others wrote, these are the only ones that belong to the table."""
-        touched = self._table.entries(-1, 0)[0].body.touched.get(partition)
+        touched = self._table.history.entries(-1, 0)[0].body.touched.get(partition)
         return touched.files if touched else ()
 
     def _unfinished_works(self) -> list[RewriteOrder]:
@@ -368,10 +370,10 @@ class _Survey:
             work = None
             if not self._is_older(found, VERSIONS_KEPT):
                 try:
-                    work = self._table.work(name)
+                    work = self._table.history.work(name)
                 except (ConfigurationError, RefusedError, DamagedTableError):
                     continue  # from a later lakeupsert, or damaged: kept until it is old
-            heads = [self._table.objects.partition(p).head() for p in work.partitions] if work else []
+            heads = [self._table.history.objects.partition(p).head() for p in work.partitions] if work else []
             if work is None or all(head is not None and head.body.reprocessed == name for head in heads):
                 self._add(found, "a reprocess that is done, or was abandoned", None, None)
             else:
@@ -399,7 +401,7 @@ class _Survey:
         """Objects of the key index: `append` needs those that the ledger's head names, and reads it again after a lost race."""
         if not self._objects[KEYS]:
             return
-        entries = self._table.headers(number)
+        entries = self._table.history.headers(number)
         named = {f.name for e in entries for f in (*e.keys, *(e.index.files if e.index else ()))}
         needed = {f.name for f in index.all} if (index := named_index(entries)) else set()
         for name, found in self._objects[KEYS].items():
@@ -412,7 +414,7 @@ class _Survey:
         """Rows of updates and deletes: those that the ledger names are kept, since no landing file has them."""
         if not self._objects[STATEMENT_ROWS]:
             return
-        named = {name for e in self._table.headers(number) if e.statement for name in e.statement.objects}
+        named = {name for e in self._table.history.headers(number) if e.statement for name in e.statement.objects}
         for name, found in self._objects[STATEMENT_ROWS].items():
             if name not in named and self._is_older(found, ORPHANED_PACKS_KEPT):
                 self._add(found, "its writer did not commit it", None, TableObjects.start_of(name))
@@ -435,7 +437,7 @@ class _Survey:
     def _survey_snapshots(self) -> None:
         for number, link in self._snapshots.items():
             if number not in self._held and self._age(link.written_at) > VERSIONS_KEPT:
-                found = self._objects[f"{HOME}/snapshots"].get(self._table.objects.snapshots.name(number))
+                found = self._objects[f"{HOME}/snapshots"].get(self._table.history.objects.snapshots.name(number))
                 if found is not None:
                     self._add(found, "expired", None, None)
 

@@ -7,13 +7,11 @@ Repeat    safe
 
 from pathlib import Path, PurePosixPath
 
-import msgspec
-
-from lakeupsert.config import FILE_NAME, DeleteSettings, GroupSettings, TableSettings, is_remote
+from lakeupsert.config import FILE_NAME, TableSettings, is_remote
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.pipeline.declared import settings_of
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.layout import HOME
-from lakeupsert.table.spec import TableSpec
 
 
 def is_folder(address: str) -> bool:
@@ -38,35 +36,12 @@ def open_folder(address: str, name: str | None, profile: str | None) -> OpenTabl
         address = str(Path(address).expanduser().absolute())
     zone = TableSettings(landing=address, processed=address, key=(), partition_by=())
     name = name or PurePosixPath(address.rstrip("/").rpartition("://")[2]).name or "table"
-    table = OpenTable(name, zone, read_only=True)
-    head = table.objects.specs.head()
+    table = OpenTable(name, zone, by_folder=True)
+    head = table.history.objects.specs.head()
     if head is None:
-        lost = table.objects.ledger.newest_number() is not None
-        raise table.no_table_yet() if lost else _no_table(address)
-    table.settings = _settings_of(head.body, address)
-    return table
-
-
-def _settings_of(spec: TableSpec, address: str) -> TableSettings:
-    """What the spec says in the words of a configuration. ``landing`` has none, so it is the folder itself, which no output may
-    be in either."""
-    functions = {one.column: str(one) for one in spec.partition_from}
-    return TableSettings(
-        landing=address,
-        processed=address,
-        key=spec.key,
-        partition_by=tuple(functions.get(column, column) for column in spec.partition_by),
-        order_by=tuple(map(str, spec.ordering)),
-        order_in_name=spec.order_in_name,
-        ties=spec.ties,
-        mode=spec.mode,
-        nulls=spec.nulls,
-        groups={one.name: GroupSettings(order_by=one.order_by, columns=one.columns) for one in spec.groups},
-        key_scope=spec.key_scope,
-        history=spec.history,
-        versions=spec.versions,
-        delete=DeleteSettings(**msgspec.structs.asdict(spec.delete)) if spec.delete else None,
-    )
+        lost = table.history.objects.ledger.newest_number() is not None
+        raise table.history.no_table_yet() if lost else _no_table(address)
+    return OpenTable(name, settings_of(head.body, address), by_folder=True, resources=table.resources)
 
 
 def _no_table(address: str) -> ConfigurationError:

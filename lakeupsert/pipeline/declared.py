@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.config import ENVIRONMENT_PREFIX, DeleteSettings, TableSettings
+from lakeupsert.config import ENVIRONMENT_PREFIX, DeleteSettings, GroupSettings, TableSettings
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.table.creation import create, groups_of
@@ -27,12 +27,17 @@ to `received_by`."""
 
 @dataclass(frozen=True)
 class Declaration:
-    """The configuration of one table."""
+    """The configuration of one table.
+
+    Attributes:
+        origins: the environment variables that settings came from, as in `Config.origins`.
+        by_folder: the table was opened by its folder (`pipeline.by_folder`): the settings say what its spec says.
+    """
 
     name: str
     settings: TableSettings
     origins: Mapping[str, str]
-    """The environment variables that settings came from, as in `Config.origins`."""
+    by_folder: bool = False
 
     def new_spec(self, schema: pa.Schema, later: Sequence[pa.Field] = ()) -> TableSpec:
         """The first spec of the table, for files with the columns of ``schema``; ``later`` as in `create`."""
@@ -183,36 +188,10 @@ class Declaration:
     def refuse_other(self, spec: TableSpec) -> None:
         """Raises ConfigurationError if ``spec`` is of a table that is configured otherwise: unrelated rows would be merged. Also
         raises it if a setting has no effect in this table."""
+        if self.by_folder:
+            return
         given = self.settings
-        configured: dict[str, object] = {
-            "key": given.key,
-            "order_by": tuple(str(Ordering.parse(text)) for text in given.order_by),
-            "order_in_name": given.order_in_name,
-            "ties": given.ties,
-            "mode": given.mode,
-            "nulls": given.nulls,
-            "groups": groups_of(given),
-            "key_scope": given.key_scope,
-            "history": given.history,
-            "versions": given.versions,
-            "partition_by": tuple(str(PartitionColumn.parse(text)) for text in given.partition_by),
-            "delete": given.delete and msgspec.structs.asdict(given.delete),
-        }
-        functions = {one.column: str(one) for one in spec.partition_from}
-        stored: dict[str, object] = {
-            "key": spec.key,
-            "order_by": tuple(map(str, spec.ordering)),
-            "order_in_name": spec.order_in_name,
-            "ties": spec.ties,
-            "mode": spec.mode,
-            "nulls": spec.nulls,
-            "groups": spec.groups,
-            "key_scope": spec.key_scope,
-            "history": spec.history,
-            "versions": spec.versions,
-            "partition_by": tuple(functions.get(column, column) for column in spec.partition_by),
-            "delete": spec.delete and msgspec.structs.asdict(spec.delete),
-        }
+        configured, stored = _fixed(given), _fixed(settings_of(spec, given.processed))
         same_delete = given.delete and spec.delete and _meaning(given.delete) == _meaning(spec.delete)
         for setting, value in configured.items():
             if stored[setting] != value and not (setting == "delete" and same_delete):
@@ -230,6 +209,46 @@ class Declaration:
                     next=f"{correction}, or give [tables.{self.name}] another `processed` path",
                 )
         self._refuse_without_effect(spec)
+
+
+def settings_of(spec: TableSpec, address: str) -> TableSettings:
+    """The spec in the words of a configuration. ``landing`` has none, so it is the folder itself, which no output may
+    be in either."""
+    functions = {one.column: str(one) for one in spec.partition_from}
+    return TableSettings(
+        landing=address,
+        processed=address,
+        key=spec.key,
+        partition_by=tuple(functions.get(column, column) for column in spec.partition_by),
+        order_by=tuple(map(str, spec.ordering)),
+        order_in_name=spec.order_in_name,
+        ties=spec.ties,
+        mode=spec.mode,
+        nulls=spec.nulls,
+        groups={one.name: GroupSettings(order_by=one.order_by, columns=one.columns) for one in spec.groups},
+        key_scope=spec.key_scope,
+        history=spec.history,
+        versions=spec.versions,
+        delete=DeleteSettings(**msgspec.structs.asdict(spec.delete)) if spec.delete else None,
+    )
+
+
+def _fixed(settings: TableSettings) -> dict[str, object]:
+    """The settings that are fixed when a table is created, each in one spelling."""
+    return {
+        "key": settings.key,
+        "order_by": tuple(str(Ordering.parse(text)) for text in settings.order_by),
+        "order_in_name": settings.order_in_name,
+        "ties": settings.ties,
+        "mode": settings.mode,
+        "nulls": settings.nulls,
+        "groups": groups_of(settings),
+        "key_scope": settings.key_scope,
+        "history": settings.history,
+        "versions": settings.versions,
+        "partition_by": tuple(str(PartitionColumn.parse(text)) for text in settings.partition_by),
+        "delete": settings.delete and msgspec.structs.asdict(settings.delete),
+    }
 
 
 def _meaning(delete: DeleteSettings | DeleteRule) -> dict[str, object]:

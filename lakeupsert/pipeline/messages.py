@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.queue import Message
 
 
@@ -29,25 +30,25 @@ def send_missing(
             theirs and nothing is sent for them.
         dead: partitions whose messages are buried; for these a message is always sent.
     """
-    snapshot = table.last_snapshot()
-    head = table.ledger_head()
+    snapshot = table.history.last_snapshot()
+    head = table.history.ledger_head()
     if head is None:
         return 0
-    unpublished = table.unpublished(snapshot.body if snapshot else None, head.number)
-    wanted = {p: batch for p, batch in unpublished.items() if selected(p)}
-    heads = table.heads(wanted)
+    due = unpublished(table.history, snapshot.body if snapshot else None, head.number)
+    wanted = {p: batch for p, batch in due.items() if selected(p)}
+    heads = table.history.heads(wanted)
     behind = {p: batch for p, batch in wanted.items() if p not in heads or heads[p].body.merged < batch}
     if len(behind.keys() - dead) <= queued:
         behind = {p: batch for p, batch in behind.items() if p in dead}
     # Also if there is nothing to send: a queue that does not work is noticed before anything is appended.
-    table.queue.send([Message(table.name, p, batch) for p, batch in behind.items()])
+    table.resources.queue.send([Message(table.name, p, batch) for p, batch in behind.items()])
     return len(behind)
 
 
 def pending_messages(table: OpenTable, units: Iterable[Message]) -> list[Message]:
     """Messages for everything that is left to do in the partitions of these units, unless the partition is marked failed."""
-    heads = table.heads({message.partition for message in units})
-    ledger = table.ledger_head()
+    heads = table.history.heads({message.partition for message in units})
+    ledger = table.history.ledger_head()
     found: dict[Message, None] = {}
     for message in units:
         head = heads.get(message.partition)
@@ -55,7 +56,7 @@ def pending_messages(table: OpenTable, units: Iterable[Message]) -> list[Message
             continue
         if message.work is not None and (head is None or head.body.reprocessed != message.work):
             found[msgspec.structs.replace(message, unit=None)] = None
-        since = table.entries(head.body.merged if head else 0, ledger.number) if ledger else []
+        since = table.history.entries(head.body.merged if head else 0, ledger.number) if ledger else []
         pending = [link.number for link in since if message.partition in link.body.touched]
         if pending:
             found[Message(table.name, message.partition, pending[-1])] = None

@@ -19,9 +19,12 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.events import Publish
 from lakeupsert.pipeline.append.full_extract import newer_than_extract
+from lakeupsert.pipeline.integrity import missing_manifests, refuse_another_entry
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import PublisherStanding, catch_up, catch_up_one, publisher
+from lakeupsert.pipeline.standing import failed_partitions, unpublished
 from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
@@ -68,12 +71,12 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
     published = snapshots.append()
     now = published or snapshots.last
     body = now.body if now else None
-    behind = table.unpublished(body, snapshots.head.number) if snapshots.head else {}
+    behind = unpublished(table.history, body, snapshots.head.number) if snapshots.head else {}
     changed = 0
     if published:
         old = snapshots.last.body.partitions if snapshots.last else {}
         changed = sum(old.get(p) != shown for p, shown in published.body.partitions.items())
-        table.emit(_event(table, snapshots.last, published, changed, begun))
+        table.resources.emit(_event(table, snapshots.last, published, changed, begun))
     return PublishResult(
         snapshot=now.number if now else None,
         batch=body.batch if body else 0,
@@ -81,10 +84,10 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
         rows=body.rows if body else 0,
         lagging=body.lagging if body else (),
         waiting=tuple(behind),
-        failed={**table.failed(behind, now), **{p: str(error) for p, error in snapshots.missing.items()}},
+        failed=failed_partitions(table.history, behind, now) | {p: str(e) for p, e in snapshots.missing.items()},
         lost=snapshots.stand_in.number if snapshots.stand_in else None,
         publishers=catch_up(table),
-        warnings=newer_than_extract(table, published.body.changes) if published else (),
+        warnings=newer_than_extract(table.declaration, published.body.changes) if published else (),
     )
 
 
@@ -99,7 +102,7 @@ def publish_to(table: OpenTable, name: str | None, *, reset: bool) -> PublishRes
         )
     one = publisher(table, name)
     published = publish(table)
-    newest, standing = table.last_snapshot(), published.publishers.get(name)
+    newest, standing = table.history.last_snapshot(), published.publishers.get(name)
     if reset and newest is not None and not (standing and standing.is_silent):
         one.check(newest)
         one.reset()
@@ -114,13 +117,13 @@ def _event(
     table: OpenTable, last: Link[Snapshot] | None, published: Link[Snapshot], changed: int, begun: float
 ) -> Publish:
     body = published.body
-    *earlier, newest = table.entries(min(last.body.batch if last else -1, body.batch - 1), body.batch)
+    *earlier, newest = table.history.entries(min(last.body.batch if last else -1, body.batch - 1), body.batch)
     return Publish(
         table=table.name,
         batch=body.batch,
         entry=newest.write_id,
         seconds=round(clock.elapsed() - begun, 6),
-        requests=table.store.requests.take(),
+        requests=table.resources.store.requests.take(),
         snapshot=published.number,
         partitions_changed=changed,
         rows=body.rows,
@@ -153,12 +156,12 @@ class _Publisher:
         """The snapshot that was appended, or None if there is nothing new to show."""
         while True:
             try:
-                return self.table.objects.snapshots.extend(self._build, behind=self.stand_in)
+                return self.table.history.objects.snapshots.extend(self._build, behind=self.stand_in)
             except _SnapshotMissingError:
                 self._replace_lost()
 
     def _build(self, last: Link[Snapshot] | None) -> Snapshot | None:
-        table, head = self.table, self.table.newest_entry(last)
+        table, head = self.table, self.table.history.newest_entry(last)
         self.last, self.head = last, head
         if head is None:
             return None
@@ -173,8 +176,9 @@ class _Publisher:
     def _whole(self, last: Link[Snapshot] | None, new: Snapshot | None) -> Snapshot | None:
         """``new``, unless it would name a missing manifest, and a failed partition holds the night back."""
         table, body, number = self.table, new or (last.body if last else None), last.number if last else -1
-        self.missing = {} if body is None else table.missing_manifests({number + (new is not None): body})
-        newest = table.objects.snapshots.newest_number() if self.missing else None
+        objects = table.history.objects
+        self.missing = {} if body is None else missing_manifests(objects, {number + (new is not None): body})
+        newest = objects.snapshots.newest_number() if self.missing else None
         if newest is not None and newest > number:
             self.missing = {}  # somebody published meanwhile, and a vacuum may have trimmed what the older snapshot names
         return None if self.missing and table.settings.on_failed_partition == "hold" else new
@@ -184,8 +188,8 @@ class _Publisher:
 
         Everything that the lost snapshot may have expired counts as expired, because a vacuum may have deleted the files.
         """
-        newest = self.table.last_snapshot()
-        lost = self.table.lost_snapshot(self.table.newest_entry())
+        newest = self.table.history.last_snapshot()
+        lost = self.table.history.lost_snapshot(self.table.history.newest_entry())
         if lost is None:
             self.before_lost = self.stand_in = None
             return
@@ -199,11 +203,11 @@ class _Publisher:
 def _newest_snapshot(table: OpenTable, old: Snapshot | None, newest: int, also: Collection[str]) -> Snapshot | None:
     """The snapshot of the greatest batch up to ``newest`` that can be shown, or None if that shows what ``old`` does."""
     shown_batch = old.batch if old else 0
-    behind = table.unpublished(old, newest)
+    behind = unpublished(table.history, old, newest)
     rewritten = {p: old.partitions[p].merged for p in also if p in old.partitions} if old else {}
-    heads = table.heads({**behind, **rewritten})
+    heads = table.history.heads({**behind, **rewritten})
     for batch in range(newest, shown_batch - 1, -1):
-        if batch > shown_batch and table.entries(batch - 1, batch)[0].body.kind == "fence":
+        if batch > shown_batch and table.history.entries(batch - 1, batch)[0].body.kind == "fence":
             continue  # it brought nothing
         new = _snapshot_at(table, old, batch, heads, rewritten)
         if new is not None:
@@ -229,7 +233,7 @@ def _snapshot_at(
     partitions = dict(old.partitions) if old else {}
     lagging = []
     newer: list[Link[Manifest]] = []
-    due = table.unpublished(old, batch)
+    due = unpublished(table.history, old, batch)
     for partition, wanted in {**rewritten, **due}.items():
         head = heads.get(partition)
         if old is not None and old.lost(partition, head):  # what is left of its chain must not be shown instead
@@ -238,17 +242,17 @@ def _snapshot_at(
                     return None
                 lagging.append(partition)
             continue
-        found = _version_at(table, partition, head, wanted)
+        found = _version_at(table.history.objects, partition, head, wanted)
         if found is None or found.body.merged != wanted:
             failed = head.body.failed if head else None
             if hold or found is None or failed is None or failed.batch > batch:
                 return None
             lagging.append(partition)
-        table.refuse_another_entry(found.body, old)
+        refuse_another_entry(table.history, found.body, old)
         newer.append(found)
         partitions[partition] = PartitionVersion.of(found.body, found.number, found.write_id)
-    entry = table.entries(batch - 1, batch)[0].body if batch else None
-    since = table.map_concurrently(lambda link: _since(table, link, old), newer)
+    entry = table.history.entries(batch - 1, batch)[0].body if batch else None
+    since = table.resources.map_concurrently(lambda link: _since(table.history.objects, link, old), newer)
     for found, (_, added) in zip(newer, since, strict=True):
         name = found.body.partition
         partitions[name] = msgspec.structs.replace(partitions[name], added=added)
@@ -263,12 +267,12 @@ def _snapshot_at(
     )
 
 
-def _since(table: OpenTable, link: Link[Manifest], old: Snapshot | None) -> tuple[Changes, int]:
+def _since(objects: TableObjects, link: Link[Manifest], old: Snapshot | None) -> tuple[Changes, int]:
     """What the merges since the last restore changed in a partition that ``link`` has and ``old`` does not show; and
     `PartitionVersion.added`."""
     shown = old.partitions.get(link.body.partition) if old else None
     version, merged = (shown.version, shown.merged) if shown else (-1, 0)
-    chain = table.objects.partition(link.body.partition)
+    chain = objects.partition(link.body.partition)
     total, added = NO_CHANGES, link.body.added
     while link.body.merged > merged:
         older = chain.get(link.number - 1) if link.number > version + 1 else None
@@ -284,9 +288,11 @@ def _rows_withdrawn(manifest: Manifest) -> int:
     return sum(bucket.counters.withdrawn for bucket in manifest.buckets)
 
 
-def _version_at(table: OpenTable, partition: str, head: Link[Manifest] | None, wanted: int) -> Link[Manifest] | None:
+def _version_at(
+    objects: TableObjects, partition: str, head: Link[Manifest] | None, wanted: int
+) -> Link[Manifest] | None:
     """The newest version whose `merged` is at most ``wanted``. Versions beyond it are too new to show."""
-    chain = table.objects.partition(partition)
+    chain = objects.partition(partition)
     while head is not None and head.body.merged > wanted:
         head = chain.get(head.number - 1)
     return head

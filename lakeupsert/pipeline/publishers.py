@@ -17,7 +17,7 @@ from lakeupsert.config import PUBLISHERS
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
 from lakeupsert.phrases import install_extra
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.publishers import UNFINISHED, Publisher
+from lakeupsert.publishers import UNFINISHED, PublishedTable, Publisher
 from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.snapshot import Snapshot
@@ -64,8 +64,11 @@ def publisher(table: OpenTable, name: str) -> Publisher:
             f"Table {table.name!r} has {', '.join(table.settings.publishers) or 'none'} in `publishers`, and not {name!r}.",
             next=f"add {name!r} to `publishers` in [tables.{table.name}], with the section that its page names",
         )
+    published = PublishedTable(
+        table.settings, table.history.objects, table.history.version, table.resources.map_concurrently
+    )
     try:  # only here: a worker of a table without publishers starts without their modules
-        made: Publisher = import_module(f"lakeupsert.publishers.{name}").open_publisher(table)
+        made: Publisher = import_module(f"lakeupsert.publishers.{name}").open_publisher(published)
     except ImportError as e:
         raise ConfigurationError(
             "extra-missing",
@@ -77,7 +80,7 @@ def publisher(table: OpenTable, name: str) -> Publisher:
 
 def catch_up(table: OpenTable) -> dict[str, PublisherStanding]:
     """Bring each publisher up to the newest snapshot. What stops one is in its standing."""
-    newest = table.last_snapshot() if table.settings.publishers else None
+    newest = table.history.last_snapshot() if table.settings.publishers else None
     return {name: catch_up_one(table, name, newest) for name in table.settings.publishers} if newest else {}
 
 
@@ -111,7 +114,7 @@ def _explained(name: str) -> Iterator[None]:
 
 def standings(table: OpenTable) -> dict[str, PublisherStanding]:
     """How far each publisher is; nothing is written."""
-    newest = table.known_snapshot
+    newest = table.history.known_snapshot
     return {name: _standing(table, name, newest.number if newest else -1) for name in table.settings.publishers}
 
 
@@ -129,7 +132,7 @@ class Publishers:
 
     def catch_up(self) -> None:
         """Bring each publisher up to the newest snapshot, except those that can't."""
-        newest = self._table.last_snapshot() if self._table.settings.publishers else None
+        newest = self._table.history.last_snapshot() if self._table.settings.publishers else None
         if newest is not None:
             self._ask(lambda one: one.catch_up(newest))
 

@@ -22,14 +22,17 @@ from lakeupsert import clock
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
 from lakeupsert.engine.reports import Refused
 from lakeupsert.landing.formats.blocks import ArrowBlock
-from lakeupsert.pipeline.merge.steps import step_to
+from lakeupsert.pipeline.history import History
+from lakeupsert.pipeline.merge.state import merged_up_to, state_at
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.progress import Share
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.convert import convert
 from lakeupsert.rows.datafiles import stream_file
 from lakeupsert.rows.filewriter import Footer
 from lakeupsert.rows.tojson import to_json_values
+from lakeupsert.storage import ObjectStore
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import LedgerEntry, next_stamp
@@ -106,17 +109,17 @@ def look(
     if retype is None:
         return None
     found = Conversion(retype.column, retype.change)
-    files = list(_held(table, head))
+    files = list(_held(table.history, head))
     for done, held in enumerate(files):
         progress(Share(f"looking at {held.partition}", done, len(files)))
-        for _ in _unfit_rows(table, held, retype, found):
+        for _ in _unfit_rows(table.resources.store, held, retype, found):
             pass
     return found
 
 
-def is_waiting(table: OpenTable, spec: Link[TableSpec], head: Link[LedgerEntry]) -> bool:
+def is_waiting(history: History, spec: Link[TableSpec], head: Link[LedgerEntry]) -> bool:
     """Whether the spec retypes a column and no ledger entry names it yet: whoever wrote it died before the entry."""
-    return spec.number > head.body.spec_version and bool(retypes_between(table, head.body.spec_version, spec.number))
+    return spec.number > head.body.spec_version and bool(retypes_between(history, head.body.spec_version, spec.number))
 
 
 def enter(table: OpenTable, version: int) -> int:
@@ -125,53 +128,53 @@ def enter(table: OpenTable, version: int) -> int:
     The entry names quarantine files with the rows whose values do not convert. Raises TryAgainError after too many lost races.
     """
     work = _Entering(table, version, clock.new_id())
-    link = until_won(table.store.uri(), work.attempt)
+    link = until_won(table.resources.store.uri(), work.attempt)
     if link is not None:
         return link.number
-    head = table.ledger_head()
+    head = table.history.ledger_head()
     number = head.number if head else 0
-    while number and table.entries(number - 2, number - 1)[0].body.spec_version >= version:
+    while number and table.history.entries(number - 2, number - 1)[0].body.spec_version >= version:
         number -= 1
     return number
 
 
 def restored_files(
-    table: OpenTable, versions: Mapping[str, int], batch: int, active: Collection[int]
+    history: History, versions: Mapping[str, int], batch: int, active: Collection[int]
 ) -> Iterator[Held]:
     """The files of these versions, and of batches above them up to ``batch`` that count."""
     for partition, version in versions.items():
-        manifest = table.version(partition, version)
+        manifest = history.version(partition, version)
         yield from _stored(partition, manifest.buckets)
-        for link in table.entries(manifest.merged, batch):
+        for link in history.entries(manifest.merged, batch):
             if link.number in active and partition in link.body.touched:
                 yield from (Held(partition, file) for file in link.body.touched[partition].files)
 
 
-def retypes_between(table: OpenTable, since: int, version: int) -> list[Retyping]:
+def retypes_between(history: History, since: int, version: int) -> list[Retyping]:
     """The retypes after version ``since`` of the spec, up to ``version``."""
-    if not any(one.retyped for one in table.spec(version).renames):
+    if not any(one.retyped for one in history.spec(version).renames):
         return []
-    return _retypes(since, [table.spec(number) for number in range(since, version + 1)])
+    return _retypes(since, [history.spec(number) for number in range(since, version + 1)])
 
 
-def count_unfit(table: OpenTable, retypes: Sequence[Retyping], files: Iterable[Held]) -> int:
+def count_unfit(store: ObjectStore, retypes: Sequence[Retyping], files: Iterable[Held]) -> int:
     """How many rows of these files have a value that one of the retypes does not convert."""
-    found = (_unfit_rows(table, held, retype) for held in (files if retypes else ()) for retype in retypes)
+    found = (_unfit_rows(store, held, retype) for held in (files if retypes else ()) for retype in retypes)
     return sum(rows.num_rows for of_file in found for rows in of_file)
 
 
 def quarantine_unfit(
-    table: OpenTable, retypes: Sequence[Retyping], files: Iterable[Held], start: int, batch_id: str
+    store: ObjectStore, retypes: Sequence[Retyping], files: Iterable[Held], start: int, batch_id: str
 ) -> list[Refused]:
     """Write these rows to quarantine files, which nothing names yet. ``start`` is as in `TableObjects`."""
     if not retypes:
         return []
     spec = retypes[-1].after
     footer = Footer(spec.table_id, "quarantine", batch_id, retypes[-1].version)
-    with QuarantineWriter(table.store, start, footer) as out:
+    with QuarantineWriter(store, start, footer) as out:
         for held in files:
             for retype in retypes:
-                for rows in _unfit_rows(table, held, retype, whole=True):
+                for rows in _unfit_rows(store, held, retype, whole=True):
                     out.write(_quarantined(rows, held, retype))
     return out.reports()
 
@@ -189,8 +192,8 @@ class _Entering:
     def attempt(self) -> Link[LedgerEntry] | Lost | None:
         """The entry; None if the ledger has the spec, by a batch or by a later change."""
         table = self.table
-        table.last_snapshot()  # before the ledger, so that the ledger has everything that it shows
-        head = table.ledger_head()
+        table.history.last_snapshot()  # before the ledger, so that the ledger has everything that it shows
+        head = table.history.ledger_head()
         assert head is not None, "the table exists"
         if head.body.spec_version >= self.version:
             self._forget()
@@ -207,7 +210,7 @@ class _Entering:
             quarantine=tuple(report.file for report in self.reports),
             snapshot=head.body.snapshot,
         )
-        outcome = table.objects.ledger.append(entry, head)
+        outcome = table.history.objects.ledger.append(entry, head)
         if outcome.result == "unknown":  # the entry may be there, and name the files
             self.reports, self.seen = [], None
         return outcome.link or LOST
@@ -215,21 +218,21 @@ class _Entering:
     def _look(self, head: Link[LedgerEntry]) -> None:
         """Quarantine the unfit rows up to ``head``: after a lost race, those of the batches that were faster. Merges bring no
         value that was not there; a restore may, and behind a fence the files may be gone that were written before it."""
-        retypes = retypes_between(self.table, head.body.spec_version, self.version)
+        retypes = retypes_between(self.table.history, head.body.spec_version, self.version)
         if not retypes:
             return
-        newer = [] if self.seen is None else [link.body for link in self.table.entries(self.seen, head.number)]
+        newer = [] if self.seen is None else [link.body for link in self.table.history.entries(self.seen, head.number)]
         if self.seen is None or any(entry.kind in ("restore", "fence") for entry in newer):
             self._forget()
-            files: Iterable[Held] = _held(self.table, head)
+            files: Iterable[Held] = _held(self.table.history, head)
         else:
             touched = ((partition, entry.touched[partition].files) for entry in newer for partition in entry.touched)
             files = (Held(partition, file) for partition, of_batch in touched for file in of_batch)
-        self.reports += quarantine_unfit(self.table, retypes, files, head.number + 1, self.batch_id)
+        self.reports += quarantine_unfit(self.table.resources.store, retypes, files, head.number + 1, self.batch_id)
         self.seen = head.number
 
     def _forget(self) -> None:
-        self.table.discard(report.file.name for report in self.reports)
+        self.table.resources.discard(report.file.name for report in self.reports)
         self.reports.clear()
 
 
@@ -243,24 +246,23 @@ def _retypes(since: int, specs: Sequence[TableSpec]) -> list[Retyping]:
     return found
 
 
-def _held(table: OpenTable, head: Link[LedgerEntry]) -> Iterator[Held]:
+def _held(history: History, head: Link[LedgerEntry]) -> Iterator[Held]:
     """The files that hold the rows of the table as of a ledger number: of each partition those that the last snapshot shows, or
     of one that it does not show whole what the next merge starts from and reads."""
-    link = table.known_snapshot
+    link = history.known_snapshot
     snapshot = link.body if link else None
-    touched = table.unpublished(snapshot, head.number)
+    touched = unpublished(history, snapshot, head.number)
     for partition in sorted({*(snapshot.partitions if snapshot else ()), *touched}):
         if snapshot is not None and partition not in touched:
-            yield from _stored(partition, table.version(partition, snapshot.partitions[partition].version).buckets)
+            shown = history.version(partition, snapshot.partitions[partition].version)
+            yield from _stored(partition, shown.buckets)
             continue
-        newest = table.newest(partition, link, up_to=head.number)
-        merged = newest.body.merged if newest else 0
-        lags = snapshot is not None and partition in snapshot.lagging
-        low = merged if lags or snapshot is None else max(merged, snapshot.batch)
-        step = step_to(table, newest, partition, low, max(head.number, merged))
-        yield from _stored(partition, step.base.buckets)
-        pending = (entry.body.touched[partition] for entry in step.pending if entry.number in step.active)
-        yield from (Held(partition, file) for touch in pending for file in touch.files)
+        newest = history.newest(partition, link, up_to=head.number)
+        number = max(head.number, newest.body.merged if newest else 0)
+        state = state_at(history, partition, newest, merged_up_to(partition, newest, snapshot), number)
+        yield from _stored(partition, state.base.buckets)
+        touches = (entry.body.touched[partition] for entry in state.counted)
+        yield from (Held(partition, file) for touch in touches for file in touch.files)
 
 
 def _stored(partition: str, buckets: Iterable[BucketEntry]) -> Iterator[Held]:
@@ -269,7 +271,7 @@ def _stored(partition: str, buckets: Iterable[BucketEntry]) -> Iterator[Held]:
 
 
 def _unfit_rows(
-    table: OpenTable, held: Held, retype: Retyping, found: Conversion | None = None, *, whole: bool = False
+    store: ObjectStore, held: Held, retype: Retyping, found: Conversion | None = None, *, whole: bool = False
 ) -> Iterator[Rows]:
     """The live rows of a file whose values a retype does not convert, with the columns of before: all of them if ``whole``, else
     the key and the retyped one. ``found`` counts them, and those that convert."""
@@ -278,7 +280,7 @@ def _unfit_rows(
         return
     names = spec.stored_schema.names if whole else [*spec.stored_key, column]
     schema = pa.schema([*map(spec.schema.field, names), pa.field(DELETE_FLAG, pa.bool_())])
-    for block in stream_file(table.store, held.file, schema, spec=spec):
+    for block in stream_file(store, held.file, schema, spec=spec):
         rows = block.filter(pc.invert(pc.fill_null(block[DELETE_FLAG], False))).drop_columns(DELETE_FLAG)
         bad = [convert(chunk, retype.change.after)[1] for chunk in rows[column].chunks]
         unfit = rows.filter(pa.array(np.concatenate([np.zeros(0, bool), *bad])))

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.standing import is_merged
 from lakeupsert.queue import QueueStats
 from lakeupsert.queue.base import DeadLetter
 from lakeupsert.storage import ObjectInfo
@@ -28,56 +29,31 @@ Body = TypeVar("Body")
 class Versions(Protocol[Body]):
     """A `Chain` without its appends."""
 
-    def head(self) -> Link[Body] | None:
-        """The newest version, or None if the chain is empty."""
-
-    def newest_number(self) -> int | None:
-        """The head's number, or None if the chain is empty."""
-
-    def get(self, number: int) -> Link[Body] | None:
-        """One version, or None if that number does not exist."""
-
-    def numbers(self) -> Iterator[int]:
-        """The existing numbers, newest first."""
-
-    def between(self, low: int, high: int) -> Iterator[Link[Body]]:
-        """The versions with low < number <= high, ascending; all of them must exist."""
-
-    def name(self, number: int) -> str:
-        """The name of a version's object."""
+    def head(self) -> Link[Body] | None: ...
+    def newest_number(self) -> int | None: ...
+    def get(self, number: int) -> Link[Body] | None: ...
+    def numbers(self) -> Iterator[int]: ...
+    def between(self, low: int, high: int) -> Iterator[Link[Body]]: ...
+    def name(self, number: int) -> str: ...
 
 
 class Files(Protocol):
     """An `ObjectStore` without its writes."""
 
     @property
-    def requests(self) -> Requests:
-        """The requests so far."""
-
-    def uri(self, name: str = "") -> str:
-        """The address of an object."""
-
-    def get(self, name: str) -> bytes:
-        """The whole object. Raises NotFoundError."""
-
-    def head(self, name: str) -> ObjectInfo | None:
-        """Size and etag, or None if there is no such object."""
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Objects whose name begins with ``prefix``."""
-
-    def open(self, name: str) -> pa.NativeFile:
-        """A seekable Arrow input. Raises NotFoundError."""
+    def requests(self) -> Requests: ...
+    def uri(self, name: str = "") -> str: ...
+    def get(self, name: str) -> bytes: ...
+    def head(self, name: str) -> ObjectInfo | None: ...
+    def list(self, prefix: str) -> Iterator[ObjectInfo]: ...
+    def open(self, name: str) -> pa.NativeFile: ...
 
 
 class Messages(Protocol):
-    """A `WorkQueue` without what changes it."""
+    """A `WorkQueue` without its sends and answers."""
 
-    def stats(self) -> QueueStats:
-        """How many messages are visible, leased and dead."""
-
-    def dead_letters(self) -> list[DeadLetter]:
-        """Messages that failed too often."""
+    def stats(self) -> QueueStats: ...
+    def dead_letters(self) -> list[DeadLetter]: ...
 
 
 class StoredObjects:
@@ -88,54 +64,54 @@ class StoredObjects:
 
     @property
     def specs(self) -> Versions[TableSpec]:
-        return self._opened.objects.specs
+        return self._opened.history.objects.specs
 
     @property
     def ledger(self) -> Versions[LedgerEntry]:
-        return self._opened.objects.ledger
+        return self._opened.history.objects.ledger
 
     @property
     def snapshots(self) -> Versions[Snapshot]:
-        return self._opened.objects.snapshots
+        return self._opened.history.objects.snapshots
 
     def partition(self, partition: str) -> Versions[Manifest]:
         """The manifests of one partition."""
-        return self._opened.objects.partition(partition)
+        return self._opened.history.objects.partition(partition)
 
     @property
     def store(self) -> Files:
         """The processed zone."""
-        return self._opened.store
+        return self._opened.resources.store
 
     @property
     def landing(self) -> Files:
         """The landing zone."""
-        return self._opened.landing
+        return self._opened.resources.landing
 
     @property
     def queue(self) -> Messages:
-        return self._opened.queue
+        return self._opened.resources.queue
 
     def spec(self) -> TableSpec:
         """The newest spec. Raises ConfigurationError if the table does not exist yet."""
-        return self._opened.existing_spec()
+        return self._opened.history.existing_spec()
 
     def headers(self, high: int) -> list[LedgerEntry]:
         """Ledger entries 0 to ``high`` without the partitions that they touched."""
-        return self._opened.headers(high)
+        return self._opened.history.headers(high)
 
     def heads(self, partitions: Iterable[str]) -> dict[str, Link[Manifest]]:
         """The newest manifest of each partition that has one."""
-        return self._opened.heads(partitions)
+        return self._opened.history.heads(partitions)
 
     def version(self, partition: str, number: int) -> Manifest:
         """One manifest of a partition. Raises DamagedTableError if it is missing."""
-        return self._opened.version(partition, number)
+        return self._opened.history.version(partition, number)
 
     def is_merged(self, partition: str, batch: int) -> bool:
         """Whether the partition's newest manifest includes ``batch``."""
-        return self._opened.merged(partition, batch)
+        return is_merged(self._opened.history.objects, partition, batch)
 
     def work(self, name: str) -> RewriteOrder:
         """One work object, which asks for partitions to be rewritten."""
-        return self._opened.work(name)
+        return self._opened.history.work(name)

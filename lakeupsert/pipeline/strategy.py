@@ -1,6 +1,6 @@
 """What a merge keeps in place and what it rewrites. This is the one place that trades writing now for reading later.
 
-`steps` overrides it for full extracts, reprocesses and deletes that expire; `OpenTable.strategy_of` for readers that would show
+`steps` overrides it for full extracts, reprocesses and deletes that expire; `strategy_of` for readers that would show
 superseded rows.
 
 Rewrite writes the whole partition. Delta writes what arrived, and leaves a debt that every reader pays: the bytes of deltas, and
@@ -27,6 +27,8 @@ from typing import Literal
 
 import pyarrow as pa
 
+from lakeupsert.config import PUBLISHERS, TableSettings
+from lakeupsert.publishers import hides_vectors
 from lakeupsert.rows.datafiles import bytes_without_rows
 from lakeupsert.table.manifest import BucketEntry, DataFile, first_hash
 
@@ -136,6 +138,19 @@ def _join(one: BucketEntry, other: BucketEntry) -> BucketEntry:
 def _most_halvings(rows: float) -> int:
     """How often so many rows can be halved before a part has less than one row."""
     return max(1, int(rows)).bit_length() - 1
+
+
+def strategy_of(settings: TableSettings, partition: str) -> Strategy:
+    """How merges of a partition write: as configured, or rewrite if some reader would otherwise show superseded rows.
+
+    With `auto`, that is if nothing superseded is kept, since readers then list folders. With a Delta log, it is if the folder's
+    name has a character that URLs escape, since Polars finds no deletion vector of a file there. Readers of Hive's and Glue's
+    tables know no deletion vectors.
+    """
+    by_folder = not settings.retention and settings.strategy == "auto"
+    kinds = [PUBLISHERS[name] for name in settings.publishers]
+    by_reader = any(kind.plain_files or (kind.plain_folders and hides_vectors(partition)) for kind in kinds)
+    return "rewrite" if by_folder or by_reader else settings.strategy
 
 
 def in_place(

@@ -34,15 +34,17 @@ from lakeupsert.engine.replay import STORED_ROW, read_again
 from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.landing.formats.blocks import ArrowBlock
 from lakeupsert.landing.partitions import UNPLACED
-from lakeupsert.pipeline.merge.steps import step_to
+from lakeupsert.pipeline.history import History
+from lakeupsert.pipeline.merge.state import state_at
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.resources import Resources
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.buckets import key_hashes, may_be_in
 from lakeupsert.rows.columns import brought_columns
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import partition_scalars
+from lakeupsert.table.layout import TableObjects, partition_scalars
 from lakeupsert.table.ledger import KeyIndex, LedgerEntry, Reason, Touched
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, OF_EARLIER_BATCH, PLACE, TableSpec
@@ -81,11 +83,11 @@ def settle_keys(
     ``host`` rebuilds the index. Raises DamagedTableError if an appended file can't be read, or if the index can't be rebuilt.
     """
     number = head.number if head else 0
-    to = IndexTarget(table.store, spec, entry.spec_version, entry.batch_id, head.number + 1 if head else 0)
+    to = IndexTarget(table.resources.store, spec, entry.spec_version, entry.batch_id, head.number + 1 if head else 0)
     try:
         return _by_index(table, host, to, entry, number, progress)
     except (DamagedTableError, RefusedError):
-        if _is_overtaken(table, number):
+        if _is_overtaken(table.history.objects, number):
             # A vacuum deleted what the newer entry replaced, or behind its fence what this append wrote. Or partitions were
             # merged beyond the head meanwhile, so that their contents belong to different ledger numbers.
             return None
@@ -95,35 +97,37 @@ def settle_keys(
 def _by_index(
     table: OpenTable, host: Host, to: IndexTarget, entry: LedgerEntry, number: int, progress: Callable[[str], None]
 ) -> SettledBatch:
-    index = named_index(table.headers(number) if to.start else [])
+    index = named_index(table.history.headers(number) if to.start else [])
     if index is not None:
         progress("looking keys up in the key index")
         try:
             return _settle(table, host, to, entry, number, index, fold=_is_due(index))
         except DamagedTableError as e:
-            if _is_overtaken(table, number):
+            if _is_overtaken(table.history.objects, number):
                 raise
             log.warning("the key index is rebuilt: %s", e.message)
     progress("rebuilding the key index")
-    files = rebuild_index(to, host, _sources(table, number), _rows(table, number), table.discard)
+    files = rebuild_index(
+        to, host, _sources(table.history, number), _rows(table.history, number), table.resources.discard
+    )
     settled = _settle(table, host, to, entry, number, StoredIndex(files), fold=False)
     entry = msgspec.structs.replace(settled.entry, index=KeyIndex(up_to=number, files=files))
     return replace(settled, entry=entry, objects=settled.objects | {f.name for f in files})
 
 
-def _is_overtaken(table: OpenTable, number: int) -> bool:
-    newer = table.objects.ledger.head()
+def _is_overtaken(objects: TableObjects, number: int) -> bool:
+    newer = objects.ledger.head()
     return newer is not None and newer.number > number
 
 
-def adopted_index(table: OpenTable, host: Host, spec: TableSpec, touched: dict[str, Touched]) -> KeyIndex:
+def adopted_index(resources: Resources, host: Host, spec: TableSpec, touched: dict[str, Touched]) -> KeyIndex:
     """The index of adopted files, made on ``host``. Raises RefusedError if a key has rows in several partitions."""
     sources = itertools.chain.from_iterable(
         _of_files(partition, 0, t.files, unsettled=True) for partition, t in touched.items()
     )
     rows = sum(t.rows for t in touched.values())
-    to = IndexTarget(table.store, spec, 0, "", 0)
-    return KeyIndex(up_to=0, files=rebuild_index(to, host, sources, rows, table.discard))
+    to = IndexTarget(resources.store, spec, 0, "", 0)
+    return KeyIndex(up_to=0, files=rebuild_index(to, host, sources, rows, resources.discard))
 
 
 def named_index(entries: list[LedgerEntry]) -> StoredIndex | None:
@@ -176,16 +180,17 @@ def _carry(table: OpenTable, host: Host, spec: TableSpec, number: int, moves: Ro
     for partition in sorted(pc.unique(moves[PARTITION]).to_pylist()):
         keys = moves.filter(pc.equal(moves[PARTITION], partition))
         hashes = key_hashes(keys, spec)
-        sources = tuple(one for one in _sources_of(table, partition, number) if may_be_in(hashes, one.file))
+        sources = tuple(one for one in _sources_of(table.history, partition, number) if may_be_in(hashes, one.file))
         leaving.append(Leaving(keys, sources))
     sizes = [float(sum(source.file.bytes for source in one.sources)) for one in leaving]
-    found = [*map_counted(host, table.store, partial(carried_rows, table.store, spec), leaving, sizes)]
+    store = table.resources.store
+    found = [*map_counted(host, store, partial(carried_rows, store, spec), leaving, sizes)]
     why = {
         one.keys[PARTITION][0].as_py(): error
         for one, error in zip(leaving, found, strict=True)
         if isinstance(error, DamagedTableError) and not isinstance(error, WrongIndexError)
     }
-    if why and not _is_overtaken(table, number):
+    if why and not _is_overtaken(table.history.objects, number):
         raise UnreadableError(why)
     return pa.concat_tables(all_or_raise(found))
 
@@ -195,7 +200,7 @@ def _unknown_keys(table: OpenTable, to: IndexTarget, entry: LedgerEntry, number:
     if UNPLACED not in entry.touched:
         return None
     home = max(entry.touched.keys() - {UNPLACED}, default=None) or (
-        _last_partition(table, number) if to.start else None
+        _last_partition(table.history, number) if to.start else None
     )
     if home is None:
         rows = entry.touched[UNPLACED].rows
@@ -208,9 +213,9 @@ def _unknown_keys(table: OpenTable, to: IndexTarget, entry: LedgerEntry, number:
     return UnknownKeys(home, table.settings.unknown_deletes == "keep")
 
 
-def _last_partition(table: OpenTable, number: int) -> str | None:
+def _last_partition(history: History, number: int) -> str | None:
     """A partition of the last batch that touches one: the ledger may have many entries, and each is a request."""
-    entries = (table.entries(at - 1, at)[0].body for at in range(number, -1, -1))
+    entries = (history.entries(at - 1, at)[0].body for at in range(number, -1, -1))
     return next((max(entry.touched) for entry in entries if entry.touched), None)
 
 
@@ -305,39 +310,38 @@ def find_refused_again(
     may_refuse = not unknown.kept and pc.any(pc.equal(rows[PARTITION], UNPLACED)).as_py()
     if head is None or not spec.takes_key_alone or (spec.mode == "rows" and not may_refuse):
         return {}
-    index = named_index(table.headers(head.number))
+    index = named_index(table.history.headers(head.number))
     if index is None:
         return {}
     try:
-        return find_refused(table.store, spec, index, rows, unknown)
+        return find_refused(table.resources.store, spec, index, rows, unknown)
     except DamagedTableError:  # the batch rebuilds the index, or a newer entry has replaced it
         return {}
 
 
-def _rows(table: OpenTable, number: int) -> int:
+def _rows(history: History, number: int) -> int:
     """How many rows ever came: about as many as the index has, or more."""
-    return sum(entry.rows_read for entry in table.headers(number))
+    return sum(entry.rows_read for entry in history.headers(number))
 
 
-def _sources(table: OpenTable, number: int) -> Iterator[Source]:
+def _sources(history: History, number: int) -> Iterator[Source]:
     """What counts at a ledger number: for each partition its stored files, and its batches that are still to be merged.
 
     If a partition was merged beyond that number, the ledger has moved on too, and the entry made of this can't be appended.
     """
-    entries = table.entries(-1, number)
+    entries = history.entries(-1, number)
     for partition in sorted({p for link in entries for p in link.body.touched}):
-        yield from _sources_of(table, partition, number)
+        yield from _sources_of(history, partition, number)
 
 
-def _sources_of(table: OpenTable, partition: str, number: int) -> Iterator[Source]:
-    head = table.objects.partition(partition).head()
-    step = step_to(table, head, partition, head.body.merged if head else 0, number)
-    for bucket in step.base.buckets:
+def _sources_of(history: History, partition: str, number: int) -> Iterator[Source]:
+    head = history.objects.partition(partition).head()
+    state = state_at(history, partition, head, head.body.merged if head else 0, number)
+    for bucket in state.base.buckets:
         yield from _of_files(partition, 0, bucket.data, unsettled=not bucket.settled)
         yield from _of_files(partition, 0, bucket.tombstones)
-    for link in step.pending:
-        if link.number in step.active:
-            yield from _of_files(partition, link.number, link.body.touched[partition].files)
+    for link in state.counted:
+        yield from _of_files(partition, link.number, link.body.touched[partition].files)
 
 
 def _of_files(partition: str, age: int, files: Sequence[DataFile], *, unsettled: bool = False) -> Iterator[Source]:

@@ -53,17 +53,20 @@ class Publisher(Protocol):
         """Put right what a role that may not delete had to leave."""
 
 
-class PublishedTable(Protocol):
-    """`pipeline.opened.OpenTable`, as publishers need it."""
+class Concurrently(Protocol):
+    """`pipeline.resources.Resources.map_concurrently`."""
+
+    def __call__(self, call: Callable[[Item], Found], items: Collection[Item], /) -> list[Found]: ...
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """The parts of an open table that publishers need. ``version`` reads a partition's version, or one that was read before."""
 
     settings: TableSettings
-
-    @property
-    def objects(self) -> TableObjects: ...
-
-    def version(self, partition: str, number: int) -> Manifest: ...
-
-    def map_concurrently(self, call: Callable[[Item], Found], items: Collection[Item]) -> list[Found]: ...
+    objects: TableObjects
+    version: Callable[[str, int], Manifest]
+    map_concurrently: Concurrently
 
 
 @dataclass(frozen=True)

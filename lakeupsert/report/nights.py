@@ -18,11 +18,12 @@ from lakeupsert import clock
 from lakeupsert.errors import LakeupsertError
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.discover import skipped_files
+from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.report.examples import Example, find_examples
 from lakeupsert.report.status import NIGHTS, Status, status
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import partition_scalars, partition_text, ranged_column
+from lakeupsert.table.layout import TableObjects, partition_scalars, partition_text, ranged_column
 from lakeupsert.table.ledger import LedgerEntry, active_batches
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 from lakeupsert.table.spec import TableSpec
@@ -152,13 +153,13 @@ def observe(table: OpenTable, nights: int, landing_names: int) -> ReportData:
     ``landing_names``: how many names in the landing zone it looks at.
     """
     now = status(table)
-    head, spec = table.ledger_head(), table.head_spec()
+    head, spec = table.history.ledger_head(), table.history.head_spec()
     if head is None or spec is None:
         return ReportData(now, clock.now(), table.name, skipped=_skipped(table, landing_names))
-    headers = table.headers(head.number)
+    headers = table.history.headers(head.number)
     numbers = [number for number, entry in enumerate(headers) if entry.kind == "batch"]
     first = numbers[-nights] if len(numbers) > nights else 1
-    links = [x for x in table.entries(first - 1, head.number) if x.body.kind in (*NIGHTS, "schema")]
+    links = [x for x in table.history.entries(first - 1, head.number) if x.body.kind in (*NIGHTS, "schema")]
     batches = active_batches(enumerate(headers))
     touches: dict[str, list[int]] = defaultdict(list)
     for link in links:
@@ -166,7 +167,7 @@ def observe(table: OpenTable, nights: int, landing_names: int) -> ReportData:
             touches[partition].append(link.number)
     heads = _heads(table, touches)
     with ThreadPoolExecutor(CHAINS_AT_ONCE) as pool:
-        found = pool.map(lambda link: _walk(table, link, first - 1, head.number), heads.values())
+        found = pool.map(lambda link: _walk(table.history.objects, link, first - 1, head.number), heads.values())
         walks = dict(zip(heads, found, strict=True))
     merges = sorted((merge for walk in walks.values() for merge in walk.merges), key=lambda m: m.ended)
     by_night: dict[int, list[Merge]] = defaultdict(list)
@@ -187,12 +188,12 @@ def observe(table: OpenTable, nights: int, landing_names: int) -> ReportData:
         table=table.name,
         column=column,
         by_date=by_date,
-        nights=[_night(table, link, by_night[link.number], walks, batches) for link in links],
+        nights=[_night(table.history, link, by_night[link.number], walks, batches) for link in links],
         merges=merges,
-        partitions=_partitions(table, now, spec.body, touches, batches, by_date=by_date),
+        partitions=_partitions(table.history, now, spec.body, touches, batches, by_date=by_date),
         ages=dict(ages),
-        examples=find_examples(table.store, refused),
-        unaccounted=_unaccounted(table, walks, links),
+        examples=find_examples(table.resources.store, refused),
+        unaccounted=_unaccounted(table.history, walks, links),
         older=first > 1,
         skipped=_skipped(table, landing_names),
     )
@@ -203,12 +204,12 @@ def _heads(table: OpenTable, touches: Mapping[str, Sequence[int]]) -> dict[str, 
 
     The snapshot names most of them, so they are read without a LIST.
     """
-    snapshot = table.last_snapshot()
+    snapshot = table.history.last_snapshot()
     shown = snapshot.body.partitions if snapshot else {}
     named = [p for p, numbers in touches.items() if p in shown and shown[p].merged >= numbers[-1]]
-    found = table.map_concurrently(lambda p: table.objects.partition(p).get(shown[p].version), named)
+    found = table.resources.map_concurrently(lambda p: table.history.objects.partition(p).get(shown[p].version), named)
     heads = {p: link for p, link in zip(named, found, strict=True) if link is not None}
-    return heads | table.heads(touches.keys() - heads.keys())
+    return heads | table.history.heads(touches.keys() - heads.keys())
 
 
 def _skipped(table: OpenTable, landing_names: int) -> str:
@@ -234,9 +235,9 @@ class _Walk:
     gained: int
 
 
-def _walk(table: OpenTable, head: Link[Manifest], after: int, last: int) -> _Walk:
+def _walk(objects: TableObjects, head: Link[Manifest], after: int, last: int) -> _Walk:
     """Walk the versions of a partition that merged batches after ``after``, up to ``last``: a night may be running."""
-    chain = table.objects.partition(head.body.partition)
+    chain = objects.partition(head.body.partition)
     found = []
     newest: Manifest | None = None
     newer = head
@@ -271,7 +272,7 @@ def _counted(manifest: Manifest, name: str) -> int:
 
 
 def _unaccounted(
-    table: OpenTable, walks: Mapping[str, _Walk], links: Sequence[Link[LedgerEntry]]
+    history: History, walks: Mapping[str, _Walk], links: Sequence[Link[LedgerEntry]]
 ) -> Sequence[str] | None:
     """As `ReportData.unaccounted`. Batches that are not merged yet do not matter."""
     for link in reversed(links):
@@ -281,17 +282,17 @@ def _unaccounted(
             break
     else:
         return None
-    return [p for p, walk in walks.items() if not _is_accounted(table, p, walk, links[0].number - 1)]
+    return [p for p, walk in walks.items() if not _is_accounted(history, p, walk, links[0].number - 1)]
 
 
-def _is_accounted(table: OpenTable, partition: str, walk: _Walk, after: int) -> bool:
+def _is_accounted(history: History, partition: str, walk: _Walk, after: int) -> bool:
     """Whether a partition has the rows that the ledger says were appended to it.
 
     The first version of a partition may have merged batches before those shown. Then the ledger is read back to the beginning.
     """
 
     def appended(since: int) -> int:
-        entries = table.entries(since, walk.up_to)
+        entries = history.entries(since, walk.up_to)
         return sum(link.body.touched[partition].rows for link in entries if partition in link.body.touched)
 
     return any(walk.gained == appended(since) for since in (max(walk.since, after), walk.since))
@@ -315,7 +316,7 @@ def _merge(older: Link[Manifest] | None, link: Link[Manifest]) -> Merge:
 
 
 def _night(
-    table: OpenTable,
+    history: History,
     link: Link[LedgerEntry],
     merges: Sequence[Merge],
     walks: Mapping[str, _Walk],
@@ -325,7 +326,7 @@ def _night(
     return Night(
         number=link.number,
         kind="restore" if entry.restored else "batch" if entry.kind == "batch" else "schema",
-        note=_note(table, entry),
+        note=_note(history, entry),
         batch_id=entry.batch_id,
         received=link.body.received,
         touched=len(entry.touched),
@@ -341,11 +342,11 @@ def _night(
     )
 
 
-def _note(table: OpenTable, entry: LedgerEntry) -> str:
+def _note(history: History, entry: LedgerEntry) -> str:
     if entry.restored is not None:
         return f"restore to snapshot {entry.restored.snapshot}"
     if entry.kind == "schema":
-        before, after = table.spec(entry.spec_version - 1), table.spec(entry.spec_version)
+        before, after = history.spec(entry.spec_version - 1), history.spec(entry.spec_version)
         names = after.changed_names(len(before.renames))
         changes = [f"{old} renamed {new}" if new else f"{old} dropped" for old, new in names.items()]
         retypes = after.conversions(len(before.renames)).items()
@@ -358,7 +359,7 @@ def _note(table: OpenTable, entry: LedgerEntry) -> str:
 
 
 def _partitions(
-    table: OpenTable,
+    history: History,
     now: Status,
     spec: TableSpec,
     touches: dict[str, list[int]],
@@ -366,7 +367,7 @@ def _partitions(
     *,
     by_date: bool,
 ) -> list[Partition]:
-    snapshot = table.last_snapshot()
+    snapshot = history.last_snapshot()
     shown = snapshot.body.partitions if snapshot else {}
     found = []
     for name in sorted({*shown, *touches, *now.behind}):

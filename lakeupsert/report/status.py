@@ -13,8 +13,10 @@ from lakeupsert.pipeline.append.discover import holds_a_table
 from lakeupsert.pipeline.append.event_order import hollow_deletes, incomplete_creates, misplaced_events
 from lakeupsert.pipeline.append.full_extract import newer_than_extract
 from lakeupsert.pipeline.append.next_spec import contrary_rows, without_operations
+from lakeupsert.pipeline.integrity import missing_manifests
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import PublisherStanding, standings
+from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.queue import QueueStats
 from lakeupsert.table.ledger import ChosenHost, find_quarantined
 from lakeupsert.table.snapshot import Snapshot
@@ -75,24 +77,26 @@ def _time(stamp: int) -> str:
 
 def status(table: OpenTable) -> Status:
     """The state from the newest snapshot, the ledger and the queue."""
-    snapshot = table.last_snapshot()
-    head = table.ledger_head()
+    snapshot = table.history.last_snapshot()
+    head = table.history.ledger_head()
     body = snapshot.body if snapshot else Snapshot(batch=0, spec_version=0)
-    headers = table.headers(head.number) if head else []
+    headers = table.history.headers(head.number) if head else []
     later = headers[body.batch + 1 :]
-    wanted = table.unpublished(snapshot.body if snapshot else None, head.number) if head else {}
-    heads = table.heads(wanted)
+    wanted = unpublished(table.history, snapshot.body if snapshot else None, head.number) if head else {}
+    heads = table.history.heads(wanted)
     behind = {p: p not in heads or heads[p].body.merged < batch for p, batch in wanted.items()}
     marks = {p: heads[p].body.failed for p, dirty in behind.items() if dirty and p in heads}
     failed = {p: mark.reason for p, mark in marks.items() if mark}
     if snapshot is not None and behind and not any(behind.values()):  # why does nobody publish?
-        failed |= {p: str(error) for p, error in table.missing_manifests({snapshot.number: body}).items()}
+        missing = missing_manifests(table.history.objects, {snapshot.number: body})
+        failed |= {partition: str(error) for partition, error in missing.items()}
     queue: QueueStats | None = QueueStats(0, 0, 0)
     large_queue: QueueStats | None = None
     queue_warning: tuple[str, ...] = ()
     try:
         if head:
-            queue, large_queue = table.queue_stats(), table.large_queue.stats() if table.large_queue else None
+            large = table.resources.large_queue
+            queue, large_queue = table.resources.queue_stats(), large.stats() if large else None
     except LakeupsertError as e:  # the table says what is dirty, also to a reader without permission for the queue
         if e.code not in ("queue-not-permitted", "queue-disk") and not isinstance(e, TryAgainError):
             raise
@@ -119,12 +123,12 @@ def status(table: OpenTable) -> Status:
         host=next((entry.host for entry in reversed(headers) if entry.kind == "batch"), None),
         warnings=(
             *without_operations(table, headers),
-            *newer_than_extract(table, body.changes),
-            *(misplaced_events(table, table.spec(headers[-1].spec_version)) if headers else []),
-            *(hollow_deletes(table, table.spec(headers[-1].spec_version), headers) if headers else []),
+            *newer_than_extract(table.declaration, body.changes),
+            *(misplaced_events(table.declaration, table.history.spec(headers[-1].spec_version)) if headers else []),
+            *(hollow_deletes(table, table.history.spec(headers[-1].spec_version), headers) if headers else []),
             *incomplete_creates(headers),
-            *contrary_rows(table, headers),
-            *([holds_a_table(table.landing_log)] if table.landing_log else []),
+            *contrary_rows(table.declaration, headers),
+            *([holds_a_table(table.resources.landing_log)] if table.resources.landing_log else []),
             *queue_warning,
         ),
     )

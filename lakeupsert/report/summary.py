@@ -31,8 +31,8 @@ def summarize(table: OpenTable) -> Summary:
     """What can be seen of the table now. An error becomes the state: `repr` must not raise."""
     title = f"Table {table.name!r} at {table.settings.processed}"
     try:
-        link = newest_snapshot(table.objects)
-        spec = View.of(table.objects, table.existing_spec(), link).spec
+        link = newest_snapshot(table.history.objects)
+        spec = View.of(table.history.objects, table.history.existing_spec(), link).spec
         columns = [(field.name, str(field.type), _role(spec, field.name)) for field in reader_schema(spec)]
         return Summary(title, "nothing is published yet" if link is None else _state(SnapshotFigures.of(link)), columns)
     except LakeupsertError as error:

@@ -85,6 +85,15 @@ class TableObjects:
     def partition(self, partition: str) -> Chain[Manifest]:
         return Chain(self.store, f"{HOME}/partitions/{partition}", "manifest", Manifest, check_manifest)
 
+    def missing_spec(self, version: int, named_by: str) -> DamagedTableError:
+        """The error for a missing version of the spec, under which ``named_by`` was written."""
+        return DamagedTableError(
+            "missing-version",
+            f"{named_by} was written under version {version} of the spec, which is missing: "
+            f"{self.store.uri(self.specs.name(version))}. Something other than lakeupsert deleted it.",
+            next=metadata.FROM_BACKUP,
+        )
+
     def missing(self, partition: str, version: int, named_by: str, *, lost: bool) -> DamagedTableError:
         """The error for a missing manifest that ``named_by`` names. ``lost``: readers have no newer one."""
         where = self.store.uri(self.partition(partition).name(version))

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from lakeupsert.cli import main
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.pipeline.publishers import PublisherStanding, catch_up_one, publisher
-from lakeupsert.testing.faults import Fault, Killed
+from tests.harness.faults import Fault, Killed
 from tests.harness.lake import DAY, Lake, row
 from tests.harness.outsiders import Outsider, Rows, in_order, new_outsider, show_first
 from tests.harness.processes import Died, LakeProcess, Strike

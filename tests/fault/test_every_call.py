@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.testing.faults import Fault
+from tests.harness.faults import Fault
 from tests.harness.lake import Lake
 from tests.harness.proxy import Rule, fault_proxy, refuse
 from tests.harness.servers import Server
@@ -100,11 +100,11 @@ def test_no_call_of_a_step_is_without_its_point(lakes: dict[str, Lake], step: st
     folder = lakes[step].root.with_name(f"counted {step}")
     lake = lakes[step].copy(folder)
     inner = lake.opened
-    before = Counter(inner.store.requests.as_dict()) + Counter(inner.landing.requests.as_dict())
+    before = Counter(inner.resources.store.requests.as_dict()) + Counter(inner.resources.landing.requests.as_dict())
     lake.points.arm(NEVER, Fault.BEFORE)
     STEPS[step.split()[-1]](lake)
     seen = Counter(name.removeprefix("landing ").split()[0] for name in lake.points.seen)
-    after = Counter(inner.store.requests.as_dict()) + Counter(inner.landing.requests.as_dict())
+    after = Counter(inner.resources.store.requests.as_dict()) + Counter(inner.resources.landing.requests.as_dict())
     counted = after - before
     del seen["queue"]
     seen["get"] += seen.pop("open", 0)

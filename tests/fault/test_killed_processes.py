@@ -24,7 +24,7 @@ from lakeupsert import clock
 from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.workers.worker import UNANSWERED
 from lakeupsert.queue import QueueStats
-from lakeupsert.testing.faults import Fault
+from tests.harness.faults import Fault
 from tests.harness.lake import Lake, row
 from tests.harness.processes import (
     PATIENCE_SECONDS,
@@ -155,7 +155,7 @@ def test_partitions_that_kill_every_worker_are_marked_and_the_others_are_merged(
                 break
             except Died as e:
                 assert e.code == KILLED
-    queue = lake.opened.queue
+    queue = lake.opened.resources.queue
     assert {letter.message.partition for letter in queue.dead_letters(99) if letter.message} == poison
     assert queue.stats() == QueueStats(visible=0, leased=0, dead=len(poison))
     assert lake.table.status().failed == lake.table.publish().failed == dict.fromkeys(poison, UNANSWERED)

@@ -23,6 +23,7 @@ from lakeupsert.errors import TryAgainError
 from lakeupsert.operations.reconcile import prove
 from lakeupsert.operations.statement.statement import StatementResult
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.resources import Resources
 from lakeupsert.publishers.delta_log import list_log
 from lakeupsert.queue import WorkQueue
 from lakeupsert.read.view import View
@@ -31,7 +32,7 @@ from lakeupsert.table.layout import WHOLE_TABLE
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.roles import PartitionColumn
 from lakeupsert.table.types import named_type
-from lakeupsert.testing.faults import Fault, FaultyQueue, FaultyStore, Killed, Points
+from tests.harness.faults import Fault, FaultyQueue, FaultyStore, Killed, Points
 from tests.harness.model import Change, Row, Rules, counts_at, expected
 
 if TYPE_CHECKING:
@@ -41,20 +42,20 @@ DAY = date(2020, 1, 1)
 EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 
 
-class FaultyTable(OpenTable):
-    """A table whose stores and queue have a fault point at each call."""
+class FaultyResources(Resources):
+    """Stores and a queue with a fault point at each call."""
 
     def __init__(self, name: str, settings: TableSettings, points: Points) -> None:
         super().__init__(name, settings)
-        self._points = points
+        self._points, self._zones = points, settings
 
     @cached_property
     def store(self) -> ObjectStore:
-        return FaultyStore(open_store(self.settings.processed), self._points)
+        return FaultyStore(open_store(self._zones.processed), self._points)
 
     @cached_property
     def landing(self) -> ObjectStore:
-        return FaultyStore(open_store(self.settings.landing), self._points, "landing ")
+        return FaultyStore(open_store(self._zones.landing), self._points, "landing ")
 
     @cached_property
     def queue(self) -> WorkQueue:
@@ -104,7 +105,8 @@ class Lake:
     def reopen(self) -> None:
         """Open the table as a new process would, with nothing cached."""
         self.table.close()
-        self.opened = FaultyTable("t", self.settings, self.points)
+        resources = FaultyResources("t", self.settings, self.points)
+        self.opened = OpenTable("t", self.settings, resources=resources)
         self.table = Table.of(self.opened)
 
     def copy(self, root: Path) -> "Lake":
@@ -219,7 +221,7 @@ class Lake:
     def view(self, snapshot: int | str) -> View:
         """A view whose rows have all that the model knows of them."""
         view = self.table.view(snapshot)
-        return view.with_versions(self.opened.headers) if self.settings.versions else view
+        return view.with_versions(self.opened.history.headers) if self.settings.versions else view
 
     def rows(self, snapshot: int | str = "published", *, versions: bool = False) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self.table.to_arrow(snapshot, versions=versions).read_all().to_pylist()

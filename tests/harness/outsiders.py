@@ -31,7 +31,7 @@ from lakeupsert.config import GlueSettings, HiveSettings, PublisherName
 from lakeupsert.pipeline.publishers import publisher
 from lakeupsert.publishers import glue, hive, iceberg_catalog, symlink
 from lakeupsert.storage import UnknownOutcomeError, open_store
-from lakeupsert.testing.faults import Points
+from tests.harness.faults import Points
 from tests.harness.lake import Lake, delta_rows, iceberg_settings, iceberg_table
 from tests.harness.servers import Server
 

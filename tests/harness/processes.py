@@ -29,7 +29,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import LakeupsertError
 from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.workers.worker import drain
-from lakeupsert.testing.faults import Fault, Points
+from tests.harness.faults import Fault, Points
 from tests.harness.lake import Lake
 
 PATIENCE_SECONDS = 120.0

@@ -36,7 +36,7 @@ from lakeupsert import clock
 from lakeupsert.operations.vacuum import VacuumResult
 from lakeupsert.publishers.delta_log import list_log
 from lakeupsert.storage import StoreUnavailableError, open_store
-from lakeupsert.testing.faults import Points
+from tests.harness.faults import Points
 from tests.harness.lake import Lake, delta_rows, row
 from tests.harness.processes import STEPS, Died, LakeProcess, Strike, wait_until
 from tests.harness.readers import FORMATS, Place, Reader, ReaderDied, Readers, Refusal, canonical

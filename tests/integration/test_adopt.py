@@ -18,7 +18,7 @@ from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.engine.spark_versions import frame_of
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.rows import statistics
-from lakeupsert.testing.faults import Fault, Killed
+from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, row
 
 ROWS_A_DAY = 40
@@ -296,7 +296,7 @@ def test_files_that_no_row_can_pass_are_not_opened(tmp_path: Path, monkeypatch: 
     spec = lake.table.objects.specs.head()
     assert spec is not None
     names = {field.id: field.name for field in spec.body.fields}
-    manifests = [lake.opened.version(p, 0) for p in ("d=2020-01-01", "d=2020-01-02")]
+    manifests = [lake.opened.history.version(p, 0) for p in ("d=2020-01-01", "d=2020-01-02")]
     files = [file for manifest in manifests for file in manifest.buckets[0].base]
     assert {file.name[-9:]: {names[one.id] for one in file.statistics} for file in files} == {
         "a.parquet": {"k", "ts", "v"},

@@ -17,7 +17,7 @@ from pyarrow import orc
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.testing.proof import assert_proved
+from tests.harness.proof import assert_proved
 
 FORMATS = ("csv", "jsonl", "parquet", "avro", "orc")
 ALIASES = '[tables.t.read]\naliases = { price = "unit_price", identifier = "id" }\n'

@@ -235,8 +235,9 @@ def test_model_cuts_what_is_adopted_as_a_merge_does(measured: Any, tmp_path: Pat
     buckets = range(model.BUCKETS)
     merge = MergeTask("d=2026-01-01", base, (), (), 1, 1, settled=False, bits=len(buckets).bit_length() - 1)
     manifest = Manifest(partition=merge.partition, merged=0, spec_version=0)
-    step = Step(None, manifest, (), frozenset(), 1, tuple(replace(merge, bucket=n) for n in buckets))
-    cuts = cuts_of(step, spec, int(model.BUCKET_MB * 1e6))
+    tasks = tuple(replace(merge, bucket=n) for n in buckets)
+    step = Step(head=None, base=manifest, pending=(), active=frozenset(), up_to=1, spec=spec, tasks=tasks)
+    cuts = cuts_of(step, int(model.BUCKET_MB * 1e6))
     assert len(cuts) == model.CUTS
     assert sum(cut.task.bytes for cut in cuts) == pytest.approx(lake.PARTITION_MB * 1e6, rel=0.01)
     first = model.adoption(measured)

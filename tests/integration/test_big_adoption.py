@@ -85,7 +85,7 @@ def test_a_worker_of_one_gigabyte_settles_four(tmp_path: Path) -> None:
     assert told["read"] <= 3 * size
     lake.reopen()
     lake.table.publish()
-    head = lake.opened.objects.partition(PARTITION).head()
+    head = lake.opened.history.objects.partition(PARTITION).head()
     assert head is not None
     assert len(head.body.buckets) >= 16
     assert head.body.rows == FILES * ROWS_OF_A_FILE // 2

@@ -26,7 +26,7 @@ from lakeupsert.pipeline.workers.worker import drain
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.storage import UnknownOutcomeError
 from lakeupsert.table.manifest import Manifest
-from lakeupsert.testing.faults import FAULTS, Fault
+from tests.harness.faults import FAULTS, Fault
 from tests.harness.lake import Lake, row
 
 PARTITION = "d=2020-01-01"
@@ -178,7 +178,7 @@ def test_a_compaction_in_units_meets_a_night(shared: Lake, monkeypatch: pytest.M
     shared.finish_and_check()
     table = shared.opened
     reprocess(table, None, lambda partition: True, dry=False)
-    [work] = {lease.message.work for lease in table.queue.receive(10, 0.0)}
+    [work] = {lease.message.work for lease in table.resources.queue.receive(10, 0.0)}
     count = count_units(shared, work)
     assert merge_units(shared, range(count - 1), work) == ["clean"] * (count - 1)
     shared.land("3.jsonl", [row(f"k{i:05}", 0, 30, 3) for i in range(7, FEW, 5)])
@@ -263,7 +263,7 @@ def test_a_cut_that_fails_in_part_leaves_nothing(adopted: Lake, tiny_files_split
     [result] = dedupe_partitions(adopted.opened, HostedEngine(LocalHost(), None), {PARTITION: 1})
     assert result.status == "failed"
     assert adopted.stored_files() == before
-    assert not list(adopted.opened.store.list("_lakeupsert/units/"))
+    assert not list(adopted.opened.resources.store.list("_lakeupsert/units/"))
 
 
 def amid_units(lake: Lake, monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
@@ -297,7 +297,7 @@ def test_a_compaction_amid_units_leaves_nothing_unmerged(shared: Lake, monkeypat
         engine = ArrowEngine()
         monkeypatch.setattr(engine, "shares_units", False)
         reprocess(table, None, lambda partition: True, dry=False)
-        [work] = {lease.message.work for lease in table.queue.receive(99, 0.0)} - {None}
+        [work] = {lease.message.work for lease in table.resources.queue.receive(99, 0.0)} - {None}
         [result] = dedupe_partitions(table, engine, wanted(shared), work)
         assert result.status == "merged"
 
@@ -308,7 +308,7 @@ def test_a_compaction_amid_units_leaves_nothing_unmerged(shared: Lake, monkeypat
 def test_a_result_whose_create_is_not_answered_is_sent_again(
     shared: Lake, monkeypatch: pytest.MonkeyPatch, effect: bool
 ) -> None:
-    store, lost = shared.opened.store, [0]
+    store, lost = shared.opened.resources.store, [0]
     create = store.create
 
     def silent(name: str, data: bytes) -> bool:

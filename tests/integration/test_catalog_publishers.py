@@ -22,7 +22,7 @@ from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.publishers import publisher
 from lakeupsert.publishers import glue, symlink
 from lakeupsert.storage import open_store
-from lakeupsert.testing.faults import Fault, Killed
+from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, row
 from tests.harness.outsiders import CatalogOutsider, HiveOutsider, Rows, new_outsider, rows_in
 from tests.harness.servers import Server

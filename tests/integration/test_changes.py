@@ -36,7 +36,7 @@ def test_snapshot_of_several_batches_has_the_changes_of_all(tmp_path: Path, stra
         lake.table.append(host="local")
     table = lake.opened
     dedupe_partitions(table, ArrowEngine(), {DAY: 1})
-    mark_failed(table, DAY, 2, "a version that merges nothing")
+    mark_failed(table.history, DAY, 2, "a version that merges nothing")
     lake.table.dedupe()
     lake.table.publish()
     assert by_batch(lake) == [Changes(inserted=3), Changes(updated=1, deleted=1, late=1)]

@@ -21,7 +21,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.workers import drain_queues
 from lakeupsert.queue.sqlite import SqliteQueue
 from lakeupsert.storage import LocalStore
-from lakeupsert.testing.faults import Fault
+from tests.harness.faults import Fault
 from tests.harness.lake import Lake, row
 
 

@@ -21,8 +21,9 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.queue import Message, QueueStats, WorkQueue
-from lakeupsert.testing.faults import Fault, Points
+from tests.harness.faults import Fault, Points
 from tests.harness.lake import Lake, row
 from tests.harness.model import Row, Rules, expected
 from tests.harness.processes import LakeProcess, Strike
@@ -338,7 +339,7 @@ def test_four_workers_on_two_hundred_partitions_are_exact_though_messages_are_lo
             [row(k, day, chance.randrange(4), number, op=chance.choice([None, "D"])) for day in of_it for k in "abcd"],
         )
         lake.table.append(host="local")
-    queue = lake.opened.queue
+    queue = lake.opened.resources.queue
     lost = {name_of(day) for day in range(90, 100)}
     messages = [m for m in drained(queue) if m.partition not in lost]
     messages += chance.choices(messages, k=200)
@@ -467,7 +468,7 @@ def test_partition_that_jumped_beyond_a_batch_is_shown_with_the_later_one(lake: 
     jumped = elsewhere.table.objects.partition(name_of(0)).head()
     assert jumped is not None
     shutil.copytree(elsewhere.root / "processed" / name_of(0), lake.root / "processed" / name_of(0))
-    lake.opened.objects.partition(name_of(0)).append(jumped.body, None)
+    lake.opened.history.objects.partition(name_of(0)).append(jumped.body, None)
     merge(lake, {name_of(1): 1})
     assert lake.table.publish().batch == 2
     assert lake.rows() == lake.expected(2)
@@ -507,7 +508,7 @@ def test_publish_shows_the_greatest_batch_that_is_whole(lake: Lake, seed: int) -
         assert max(whole) >= published
         published = max(whole)
         assert lake.rows() == lake.expected(published)
-        behind = lake.opened.unpublished(lake.table.snapshots()[0].body, len(touches))
+        behind = unpublished(lake.opened.history, lake.table.snapshots()[0].body, len(touches))
         assert behind == {
             p: max(n for n, of_it in touches.items() if p in of_it)
             for p in merged
@@ -517,7 +518,7 @@ def test_publish_shows_the_greatest_batch_that_is_whole(lake: Lake, seed: int) -
 
 
 def merged_batches(lake: Lake, partition: str) -> set[int]:
-    chain = lake.opened.objects.partition(partition)
+    chain = lake.opened.history.objects.partition(partition)
     head = chain.head()
     return {0, *(link.body.merged for link in chain.between(-1, head.number))} if head else {0}
 
@@ -647,12 +648,12 @@ def shown(lake: Lake, lagging: Mapping[int, int], batch: int) -> list[dict[str, 
 def test_partition_that_fails_holds_the_night_or_lags_until_it_is_mended(folder: Path, policy: str, cut: int) -> None:
     """Partition 1 fails in batch 2, and is touched again by batch 3; the new partition 4 fails with it."""
     lake = Lake(folder / "lake", on_failed_partition=policy)
-    queue = lake.opened.queue
+    queue = lake.opened.resources.queue
     days(lake, "1.jsonl", 1, range(4))
     lake.run()
     days(lake, "2.jsonl", 2, [0, 1, 2, 4])
     lake.table.append(host="local")
-    queue = lake.opened.queue
+    queue = lake.opened.resources.queue
     with damaged(lake, 2, 1, 4, cut=cut) as path:
         ran = lake.table.run(host="local")
         failed = {r.partition: r for r in ran.dedupe if r.status == "failed"}
@@ -702,7 +703,7 @@ def test_partition_that_fails_holds_the_night_or_lags_until_it_is_mended(folder:
 def test_partition_that_fails_at_first_and_is_mended_before_the_last_try_is_not_marked(lake: Lake, policy: str) -> None:
     days(lake, "1.jsonl", 1, range(2))
     lake.table.append(host="local")
-    queue = lake.opened.queue
+    queue = lake.opened.resources.queue
     with damaged(lake, 1, 1):
         for lease in queue.receive(9, 60):
             [result] = dedupe_partitions(lake.opened, ArrowEngine(), {lease.message.partition: 1})
@@ -773,7 +774,7 @@ def test_message_that_makes_no_sense_is_answered_and_stops_nobody(
     lake.run()
     days(lake, "2.jsonl", 2, range(3))
     lake.table.append(host="local")
-    queue = lake.opened.queue
+    queue = lake.opened.resources.queue
     queue.send([message])
     results = lake.table.dedupe()
     assert queue.stats() == end

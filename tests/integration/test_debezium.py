@@ -17,7 +17,7 @@ from lakeupsert import Table
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings
 from lakeupsert.errors import RefusedError
 from lakeupsert.table.manifest import Changes
-from lakeupsert.testing.proof import assert_proved
+from tests.harness.proof import assert_proved
 
 Record = Mapping[str, Any]
 PLACEHOLDER = "__debezium_unavailable_value"

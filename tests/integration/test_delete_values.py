@@ -12,7 +12,7 @@ import pytest
 
 from lakeupsert import Table
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.testing.proof import assert_proved
+from tests.harness.proof import assert_proved
 
 MOMENT = datetime(2020, 1, 2, 3, 4, 5, 500_000)
 

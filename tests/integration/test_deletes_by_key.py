@@ -13,9 +13,9 @@ from lakeupsert.config import DeleteSettings, ReadSettings, load
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline import opened, table_keys
 from lakeupsert.table import ledger
-from lakeupsert.testing.faults import FAULTS, Fault
-from lakeupsert.testing.proof import assert_proved
+from tests.harness.faults import FAULTS, Fault
 from tests.harness.lake import Lake, row
+from tests.harness.proof import assert_proved
 
 
 @pytest.fixture

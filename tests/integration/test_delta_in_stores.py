@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from lakeupsert.storage.azureaccount import EMULATOR
-from lakeupsert.testing.faults import Fault
+from tests.harness.faults import Fault
 from tests.harness.lake import Lake, row
 from tests.harness.servers import AZURITE_KEY, CREDENTIALS, Server
 

@@ -52,7 +52,7 @@ def opened(table: Table) -> OpenTable:
 
 def with_store(table: Table, kind: type[LocalStore]) -> Table:
     other = opened(table)
-    other.store = kind(table.settings.processed)
+    other.resources.store = kind(table.settings.processed)
     return Table.of(other)
 
 
@@ -255,7 +255,7 @@ def test_disk_without_room_for_the_largest_partition_is_warned_of(tmp_path: Path
     head = table.objects.snapshots.head()
     assert head is not None
     shown = {p: msgspec.structs.replace(s, bytes=10**17) for p, s in head.body.partitions.items()}
-    opened(table).objects.snapshots.append(msgspec.structs.replace(head.body, partitions=shown), head)
+    opened(table).history.objects.snapshots.append(msgspec.structs.replace(head.body, partitions=shown), head)
     assert found(table, "disk", "warning")
 
 
@@ -307,7 +307,7 @@ def test_message_about_a_batch_that_is_not_in_the_ledger_is_a_warning(tmp_path: 
     table = new_table(tmp_path)
     table.append(host="local")
     assert found(table, "queue", "warning") == []
-    opened(table).queue.send([stray])
+    opened(table).resources.queue.send([stray])
     (warning,) = found(table, "queue", "warning")
     assert f"{stray.table!r}, batch {stray.batch}" in warning.found
 
@@ -315,7 +315,7 @@ def test_message_about_a_batch_that_is_not_in_the_ledger_is_a_warning(tmp_path: 
 def test_dead_letter_is_a_warning_with_its_reason(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.append(host="local")
-    queue = opened(table).queue
+    queue = opened(table).resources.queue
     (lease,) = queue.receive(1, 60)
     queue.bury(lease, "the disk is on fire")
     (warning,) = found(table, "queue", "warning")
@@ -338,7 +338,7 @@ def test_queue_without_write_ahead_log_is_a_warning(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.append(host="local")
     other = opened(table)
-    other.queue = WithoutSharedMemory(tmp_path / "processed/_lakeupsert/queue.sqlite")
+    other.resources.queue = WithoutSharedMemory(tmp_path / "processed/_lakeupsert/queue.sqlite")
     table = Table.of(other)
     (warning,) = found(table, "queue", "warning")
     assert "mode delete" in warning.found

@@ -22,7 +22,7 @@ from lakeupsert.engine import hosts
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.operations.init.propose import propose
 from lakeupsert.pipeline.append import append
-from lakeupsert.testing.proof import assert_proved
+from tests.harness.proof import assert_proved
 
 Event = Mapping[str, Any]
 Rows = list[list[Any]]

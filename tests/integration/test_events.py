@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.events import Event
-from lakeupsert.pipeline import opened
+from lakeupsert.pipeline import history
 from lakeupsert.pipeline.merge import units
 from lakeupsert.pipeline.merge.dedupe import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
@@ -279,7 +279,9 @@ def test_worker_forgets_its_results(lake: Lake, workers: str, monkeypatch: pytes
     lake.run()
     partitions = [f"d=2020-01-{day + 1:02}" for day in range(20)]
     queue = lake.table.objects.queue
-    lake.opened.queue.send(Message("t", partition, 1) for _ in range(MESSAGES // 20) for partition in partitions)
+    lake.opened.resources.queue.send(
+        Message("t", partition, 1) for _ in range(MESSAGES // 20) for partition in partitions
+    )
     alive: list[int] = []
 
     def count_and_stop() -> None:
@@ -299,7 +301,7 @@ def test_worker_forgets_its_results(lake: Lake, workers: str, monkeypatch: pytes
 
 @pytest.mark.long
 def test_worker_forgets_batches_that_readers_see(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opened, "KEPT_ENTRIES", 3)
+    monkeypatch.setattr(history, "KEPT_ENTRIES", 3)
     lake.run()
     worker = OpenTable("t", lake.settings)
 
@@ -317,7 +319,7 @@ def test_worker_forgets_batches_that_readers_see(lake: Lake, monkeypatch: pytest
         lake.table.publish()
         lake.reopen()
         most = max(most, held() - before)  # other tests of the process may hold some
-    worker.close()
+    worker.resources.close()
     assert most < 8
     lake.check()
 

@@ -290,7 +290,7 @@ def test_record_that_comes_again_takes_over_when_it_is_merged(lake: Lake) -> Non
 def test_partition_that_fails_tells_why_its_batch_is_pending(lake: Lake) -> None:
     nights(lake, [row("a", 0, 5)])
     append(lake, [row("a", 0, 6)])
-    chain = lake.opened.objects.partition(FIRST)
+    chain = lake.opened.history.objects.partition(FIRST)
     head = chain.head()
     assert head
     chain.append(msgspec.structs.replace(head.body, failed=FailedMark(batch=2, reason="no memory\nat all")), head)
@@ -345,7 +345,7 @@ def test_damaged_appended_file_is_no_file_that_is_gone(lake: Lake) -> None:
 
 def test_row_of_a_batch_that_does_not_count_is_withdrawn(lake: Lake) -> None:
     """A partition that goes back to the version before: what a restore makes of it."""
-    chain = lake.opened.objects.partition(FIRST)
+    chain = lake.opened.history.objects.partition(FIRST)
     append(lake, [row("a", 0, 5, 1)])
     lake.table.dedupe()
     before = chain.head()
@@ -377,7 +377,7 @@ def adopt(lake: Lake, *files: Sequence[Any]) -> None:
         table = pa.Table.from_pylist([{c: r[c] for c in names} for r in rows], schema)
         pq.write_table(table, path, use_deprecated_int96_timestamps=True)
         stored.append(DataFile(name=f"{FIRST}/{path.name}", rows=len(rows), bytes=path.stat().st_size))
-    objects, settings = lake.opened.objects, lake.settings
+    objects, settings = lake.opened.history.objects, lake.settings
     spec = create(
         schema.append(pa.field("d", pa.date32())),
         table_id="t",
@@ -571,7 +571,7 @@ def test_table_that_is_not_there_yet_is_told(lake: Lake) -> None:
 
 def test_version_that_readers_need_and_that_is_gone_is_told_with_what_mends_it(lake: Lake) -> None:
     nights(lake, [row("a", 0, 5)], [row("a", 0, 6)])
-    chain = lake.opened.objects.partition(FIRST)
+    chain = lake.opened.history.objects.partition(FIRST)
     (lake.root / "processed" / chain.name(1)).unlink()
     lake.reopen()
     with pytest.raises(DamagedTableError) as gone:

@@ -16,7 +16,7 @@ from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.table.layout import parse_partition
-from lakeupsert.testing.proof import assert_proved
+from tests.harness.proof import assert_proved
 
 
 class Feed:

@@ -93,7 +93,7 @@ def test_batches_that_wait_are_judged_one_by_one(tmp_path: Path) -> None:
         lake.land(f"{number}.jsonl", rows)
         lake.table.append(host="local")
     assert seen(lake, "latest") == [("b", 7)]
-    mark_failed(lake.opened, DAY, 2, "of this test")
+    mark_failed(lake.opened.history, DAY, 2, "of this test")
     lake.table.publish()
     assert lake.table.status().lagging == (DAY,)
     lake.table.dedupe()
@@ -377,7 +377,7 @@ def extract(lake: Lake, rows: list[Any], number: int) -> None:
 
 def catch_up_by_restore(lake: Lake, first: int, engine: Any) -> None:
     """Publish a snapshot that the partition lags in, from that batch on, and go back to it from a later one."""
-    mark_failed(lake.opened, DAY, first, "of this test")
+    mark_failed(lake.opened.history, DAY, first, "of this test")
     lagging = lake.table.publish().snapshot
     assert lake.table.status().lagging == (DAY,)
     lake.land("99.jsonl", [row("withdrawn", 0, 9)])

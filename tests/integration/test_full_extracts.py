@@ -77,7 +77,7 @@ def test_rows_behind_an_extract_are_judged_by_it_where_both_are_merged_at_once(l
     lake.table.append(host="local", full="partitions")
     lake.land("3.jsonl", [row("f", 0, 4, 3), row("g", 0, 6, 3)])
     lake.table.append(host="local")
-    mark_failed(lake.opened, "d=2020-01-01", 2, "of this test")
+    mark_failed(lake.opened.history, "d=2020-01-01", 2, "of this test")
     lake.table.publish()
     assert lake.table.status().lagging == ("d=2020-01-01",)
     lake.table.dedupe()
@@ -533,7 +533,7 @@ def test_lagging_partition_merges_two_extracts_and_a_restore_at_once(tmp_path: P
     for number, some in ((2, "abc"), (3, "abd")):
         lake.land(f"{number}.jsonl", [row(k, day, 5 - number, number) for k in some for day in (0, 1)])
         lake.table.append(host="local", full="partitions")
-    mark_failed(lake.opened, "d=2020-01-01", 3, "of this test")
+    mark_failed(lake.opened.history, "d=2020-01-01", 3, "of this test")
     dedupe_partitions(lake.opened, ArrowEngine(), {"d=2020-01-02": 3})
     lake.table.publish()
     assert lake.table.status().lagging == ("d=2020-01-01",)

@@ -19,10 +19,11 @@ from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import strategy
-from lakeupsert.pipeline.merge.steps import step_to
+from lakeupsert.pipeline.merge.state import state_at
+from lakeupsert.pipeline.merge.steps import step_of
 from lakeupsert.pipeline.merge.units import UnitResults
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.testing.faults import FAULTS, Fault
+from tests.harness.faults import FAULTS, Fault
 from tests.harness.lake import Lake, row
 from tests.harness.rounds import TIMES
 from tests.harness.spark import collect
@@ -207,16 +208,18 @@ def test_worker_that_comes_second_with_a_unit_deletes_nothing_of_the_history(tmp
         land(tmp_path, f"{number}.jsonl", [{"id": "a", "version": number, "op": None}])
         table.append(host="local")
         steps = OpenTable(table.name, table.settings)
-        head = steps.objects.partition("day=2020-01-01").head()
+        head = steps.history.objects.partition("day=2020-01-01").head()
         assert head is not None
-        step = step_to(steps, head, "day=2020-01-01", head.body.merged, head.body.merged + 1)
-        spec = steps.spec(step.spec_version)
-        first, second = (ArrowEngine().merge(steps.store, spec, step.spec_version, step.tasks)[0] for _ in range(2))
+        state = state_at(steps.history, "day=2020-01-01", head, head.body.merged, head.body.merged + 1)
+        step = step_of(steps.history, steps.settings, state)
+        first, second = (
+            ArrowEngine().merge(steps.resources.store, step.spec, step.spec_version, step.tasks)[0] for _ in range(2)
+        )
         units = UnitResults(steps, step)
         units.put(0, first)
         units.put(0, second)
-        assert all(steps.store.head(name) for name in first.objects)
-        assert not any(steps.store.head(file.name) for file in second.history if file not in first.history)
+        assert all(steps.resources.store.head(name) for name in first.objects)
+        assert not any(steps.resources.store.head(file.name) for file in second.history if file not in first.history)
         table.run(host="local")
     assert [row["valid_to"] for row in table.to_arrow(history=True).read_all().to_pylist()] == [None, 3, 2]
 

@@ -258,7 +258,7 @@ def test_snapshot_that_took_the_number_of_a_lost_one_is_shown(tmp_path: Path) ->
     lake.run()
     lake.check()
     head = lake.table.snapshots()[0].body.partitions
-    manifests = [lake.opened.version(p, shown.version) for p, shown in head.items()]
+    manifests = [lake.opened.history.version(p, shown.version) for p, shown in head.items()]
     assert lake.data_files() == {file.name for m in manifests for bucket in m.buckets for file in bucket.data}
 
 

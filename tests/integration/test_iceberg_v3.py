@@ -24,7 +24,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainErr
 from lakeupsert.publishers import iceberg, iceberg_catalog, iceberg_deletes
 from lakeupsert.publishers.iceberg import FOLDER, IcebergPublisher
 from lakeupsert.rows.vectors import MAGIC
-from lakeupsert.testing.faults import FAULTS, Fault, Killed, Points
+from tests.harness.faults import FAULTS, Fault, Killed, Points
 from tests.harness.lake import Lake, row
 from tests.harness.publishers import publish_in_threads
 from tests.harness.servers import Server

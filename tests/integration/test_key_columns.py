@@ -27,11 +27,11 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import table_keys
 from lakeupsert.storage import open_store
 from lakeupsert.table.layout import KEYS
-from lakeupsert.testing.faults import FAULTS, Fault
-from lakeupsert.testing.proof import assert_proved
+from tests.harness.faults import FAULTS, Fault
 from tests.harness.lake import Lake
 from tests.harness.lake import row as row_of
 from tests.harness.model import counts_at
+from tests.harness.proof import assert_proved
 from tests.harness.rounds import TIMES
 
 Record = Mapping[str, Any]

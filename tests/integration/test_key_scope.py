@@ -31,9 +31,9 @@ from lakeupsert.storage import StoreUnavailableError, open_store
 from lakeupsert.table import metadata
 from lakeupsert.table.layout import KEYS
 from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.testing.faults import FAULTS, Fault, FaultyStore, Killed
-from lakeupsert.testing.proof import assert_proved
+from tests.harness.faults import FAULTS, Fault, FaultyStore, Killed
 from tests.harness.lake import Lake, row
+from tests.harness.proof import assert_proved
 
 
 @pytest.fixture
@@ -520,7 +520,7 @@ def test_task_that_is_killed_after_its_pack_leaves_nothing_that_counts(tmp_path:
 
     lake = lake_without_index(tmp_path / "lake")
     entries = len(lake.entries())
-    lake.opened.store = Deadly(open_store(lake.settings.processed), lake.points)  # type: ignore[misc]
+    lake.opened.resources.store = Deadly(open_store(lake.settings.processed), lake.points)  # type: ignore[misc]
     with pytest.raises(TaskDiedError) as e:
         lake.table.append(host="spark")
     assert e.value.code == "task-died"

@@ -433,7 +433,7 @@ def test_poison_partition_is_given_back_alone_and_buried_at_its_last_try(
 
 def test_time_that_is_up_gives_the_rest_back_at_once(appended: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    queue, event = appended.opened.queue, receive(appended)
+    queue, event = appended.opened.resources.queue, receive(appended)
 
     def millis() -> int:
         return PLENTY_MILLIS if queue.stats().leased == 10 else 0  # up as soon as one is done
@@ -491,7 +491,7 @@ def test_messages_of_a_killed_function_come_back_long_before_the_queue_shows_the
     appended: Lake, versitygw: Server, elasticmq: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its writes are held, so it extends all ten beyond its lease, until it is killed."""
-    queue, event = appended.opened.queue, receive(appended)
+    queue, event = appended.opened.resources.queue, receive(appended)
     assert SqsQueue(appended.settings.queue.removeprefix("sqs://")).visibility_seconds() > 100 * LEASE_SECONDS
     extends = Rule("delay", path="ChangeMessageVisibility", seconds=0.0)
     with (
@@ -579,7 +579,7 @@ def test_event_of_a_queue_of_no_table_is_refused_and_left_alone(appended: Lake) 
 
 @pytest.mark.core
 def test_who_merges_the_last_partition_publishes_whatever_the_queue_counts(appended: Lake) -> None:
-    queue, events = appended.opened.queue, [receive(appended) for _ in range(2)]
+    queue, events = appended.opened.resources.queue, [receive(appended) for _ in range(2)]
     queue.send([Message.decode(events[0]["Records"][0]["body"])])
     assert queue.receive(1, 3600)
     for event, published in zip(events, (0, 1), strict=True):
@@ -598,7 +598,7 @@ def test_damaged_partition_fails_no_call_that_merged_others(appended: Lake) -> N
     damaged = list(entry.touched)[-2]  # the last one is new
     event["Records"] = [r for r in event["Records"] if partitions([r]) != [damaged]]
     head = heads(appended)[damaged]
-    chain = appended.opened.objects.partition(damaged)
+    chain = appended.opened.history.objects.partition(damaged)
     bucket, client = appended.settings.landing.split("/")[2], boto3.client("s3")
     client.put_object(Bucket=bucket, Key=f"processed/{chain.name(head.number)}", Body=b"{")
     assert invoke("dedupe_worker", event) == {"batchItemFailures": []}
@@ -698,7 +698,7 @@ def test_reprocess_of_an_unknown_table_names_those_that_are(lake: Lake) -> None:
 
 def test_vacuum_deletes_what_no_snapshot_needs_and_needs_no_table(lake: Lake) -> None:
     assert invoke("vacuum", file("vacuum", "event")) == {"tables": {}}
-    leftover = lake.opened.store
+    leftover = lake.opened.resources.store
     invoke("append_nightly", {})
     deliver(lake)
     with leftover.write("d=2020-01-01/base-0-nobody.parquet") as sink:

@@ -19,7 +19,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.retries import LATEST_ATTEMPTS
-from lakeupsert.testing.faults import Points
+from tests.harness.faults import Points
 from tests.harness.lake import Lake, row
 
 FIRST, SECOND, THIRD = [f"d=2020-01-0{day}" for day in (1, 2, 3)]

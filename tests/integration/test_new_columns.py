@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from lakeupsert import Table
 from lakeupsert.cli import main
-from lakeupsert.testing.proof import assert_proved
+from tests.harness.proof import assert_proved
 
 GOOD = "id,day,version,price\na,2020-01-01,1,1.5\nb,2020-01-01,1,2.5\n"
 WRONG_DELIMITER = "id;day;version;price;colour\nc;2020-01-01;1;3.5;red\n"

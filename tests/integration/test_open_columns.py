@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.testing.proof import assert_proved
+from tests.harness.proof import assert_proved
 
 KEYED = {"id": "a", "day": "2020-01-01", "version": 1}
 FORMATS = ("csv", "jsonl", "parquet", "avro")

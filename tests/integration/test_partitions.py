@@ -197,9 +197,9 @@ def test_the_one_partition_has_a_name_and_its_base_files_lie_in_the_tables_folde
     lake.land("2.jsonl", [row("k1", 0, 99, 7)])
     assert call(lake, "plan")["partitions"][0]["partition"] == WHOLE_TABLE
     lake.table.append(host="local")
-    (lease,) = lake.opened.queue.receive(10, 60)
+    (lease,) = lake.opened.resources.queue.receive(10, 60)
     assert lease.message == Message("t", WHOLE_TABLE, 3)
-    lake.opened.queue.ack(lease)
+    lake.opened.resources.queue.ack(lease)
     merged = call(lake, "dedupe", "--partition", WHOLE_TABLE)
     assert [one["partition"] for one in merged["partitions"]] == [WHOLE_TABLE]
     lake.check()

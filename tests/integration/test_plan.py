@@ -315,7 +315,7 @@ def test_entries_that_bring_no_batch_are_no_nights_to_learn_from(lake: Lake) -> 
 
     before = learned()
     for _ in range(NIGHTS):
-        lake.opened.objects.ledger.extend(fence)
+        lake.opened.history.objects.ledger.extend(fence)
     assert learned() == before
 
 
@@ -485,7 +485,7 @@ def test_prediction_of_a_committed_batch_takes_no_request_for_a_partition(tmp_pa
         lake.land("1.jsonl", [row("a", day, 1) for day in range(days)])
         appended = lake.table.append(host="local")
         lake.reopen()
-        assert predict_merges(lake.opened, appended, last_nights(lake.opened)) is not None
+        assert predict_merges(lake.opened, appended, last_nights(lake.opened.history)) is not None
         return lake.table.requests
 
     assert requests(40) == requests(1)

@@ -116,7 +116,7 @@ def test_bytes_are_read_about_once(
             assert max(manifests.values(), default=0) <= 2, "the worker reads a manifest once, and so does publish"
             assert found["adopted"] + found["cut"] <= (3 * size if night == 1 else 0)
             lake.table.publish()
-        head = lake.opened.objects.partition("d=2020-01-01").head()
+        head = lake.opened.history.objects.partition("d=2020-01-01").head()
         assert head is not None
         assert buckets / 2 <= len(head.body.buckets) <= 2 * buckets
         vectors = [file.deleted for bucket in head.body.buckets for file in bucket.data if file.deleted]

@@ -496,11 +496,11 @@ def test_landing_file_that_is_gone_leaves_its_partitions_unproved(lake: Lake) ->
 def test_lost_message_is_sent_again_and_a_whole_batch_published(lake: Lake) -> None:
     lake.land("4.jsonl", [row("z", day, 9, 1) for day in range(2)])
     lake.table.append(host="local")
-    lost, leased = lake.opened.queue.receive(2, 900)
+    lost, leased = lake.opened.resources.queue.receive(2, 900)
     assert lake.table.reconcile().resent == 0, "both are on their way"
-    lake.opened.queue.ack(lost)
+    lake.opened.resources.queue.ack(lost)
     assert lake.table.reconcile().resent == 2
-    lake.opened.queue.release(leased)
+    lake.opened.resources.queue.release(leased)
     lake.table.dedupe()
     snapshot = lake.table.snapshots()[0].number
     found = lake.table.reconcile()
@@ -514,7 +514,7 @@ def test_dead_partition_alone_is_sent_again_however_many_messages_are_on_their_w
     """It is marked by the same call; by the next one, on a queue that is empty, it has failed before and is left alone."""
     lake.land("4.jsonl", [row("z", day, 9, 1) for day in range(3)])
     lake.table.append(host="local")
-    queue = lake.opened.queue
+    queue = lake.opened.resources.queue
     dead, other, _ = queue.receive(3, 900)
     queue.bury(dead, UNANSWERED)
     queue.send([other.message] * doubled)
@@ -522,7 +522,7 @@ def test_dead_partition_alone_is_sent_again_however_many_messages_are_on_their_w
     found = lake.table.reconcile(counted=False)
     assert (found.resent, found.queued) == (1, 2 + doubled + 1)
     assert lake.table.reconcile(counted=False).resent == 0
-    *_, sent = lake.opened.queue.receive(9, 900)
+    *_, sent = lake.opened.resources.queue.receive(9, 900)
     assert sent.message == dead.message
 
 
@@ -531,7 +531,7 @@ def test_dead_letter_without_a_mark_is_marked_failed(lake: Lake) -> None:
     """The worker died between the mark and the burial, or the mark's race was given up."""
     lake.land("4.jsonl", [row("z", 0, 9, 1)])
     lake.table.append(host="local")
-    queue = lake.opened.queue
+    queue = lake.opened.resources.queue
     (lease,) = queue.receive(1, 900)
     queue.bury(lease, "the disk is on fire")
     queue.send([Message("another", "d=2020-01-02", 5)])
@@ -552,7 +552,7 @@ def test_partition_that_fails_for_ever_is_not_sent_again_until_somebody_asks(lak
     """The one without an answer is tried once more, as the store may only have been away."""
     lake.land("4.jsonl", [row("z", day, 9, 1) for day in range(2)])
     lake.table.append(host="local")
-    queue = lake.opened.queue
+    queue = lake.opened.resources.queue
 
     def bury_all(reason: str) -> None:
         for lease in queue.receive(9, 900):
@@ -604,21 +604,20 @@ def test_deep_without_duckdb_does_nothing_and_tells_what_to_install(
 
 
 def test_mark_that_nobody_answered_gets_the_reason(lake: Lake) -> None:
-    earlier = "no worker that began to merge it came to the end: killed, out of memory, or the store was away."
     lake.land("4.jsonl", [row("z", 0, 9, 1)])
     lake.table.append(host="local")
-    [lease] = lake.opened.queue.receive(9, 900)
-    mark_failed(lake.opened, lease.message.partition, lease.message.batch, earlier)
-    lake.opened.queue.bury(lease, "the disk is read-only")
+    [lease] = lake.opened.resources.queue.receive(9, 900)
+    mark_failed(lake.opened.history, lease.message.partition, lease.message.batch, UNANSWERED)
+    lake.opened.resources.queue.bury(lease, "the disk is read-only")
     lake.reopen()
     lake.table.reconcile(counted=False)
     assert lake.table.status().failed == {lease.message.partition: "the disk is read-only"}
 
 
 def test_dead_letter_of_an_earlier_table_does_not_stop_the_proof(lake: Lake) -> None:
-    lake.opened.queue.send([Message("t", "store=7", 1)])
-    [lease] = lake.opened.queue.receive(9, 900)
-    lake.opened.queue.bury(lease, "broken")
+    lake.opened.resources.queue.send([Message("t", "store=7", 1)])
+    [lease] = lake.opened.resources.queue.receive(9, 900)
+    lake.opened.resources.queue.bury(lease, "broken")
     lake.table.close()
     lake.configure()
     found = CliRunner().invoke(main, ["reconcile", "--config", str(lake.root / "lakeupsert.toml"), "--json"])

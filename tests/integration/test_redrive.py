@@ -57,7 +57,7 @@ def text(lake: Lake, *args: str) -> str:
 
 
 def queue(lake: Lake) -> Any:
-    return lake.opened.queue
+    return lake.opened.resources.queue
 
 
 def test_redriven_partitions_are_merged_by_the_next_worker(lake: Lake, mend: Callable[[], None]) -> None:

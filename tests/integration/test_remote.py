@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from lakeupsert.cli import main
 from lakeupsert.errors import TryAgainError
 from lakeupsert.storage import open_store, remote
-from lakeupsert.testing.faults import Fault, Killed
+from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, row
 from tests.harness.proxy import FaultProxy, Rule, fault_proxy, refuse
 from tests.harness.servers import Server
@@ -92,7 +92,7 @@ def requests_of(lake: Lake, step: Callable[[], object]) -> Counter[str]:
     """What a new process that does this asks of both zones."""
     lake.reopen()
     step()
-    stores = lake.opened.store, lake.opened.landing
+    stores = lake.opened.resources.store, lake.opened.resources.landing
     return +sum((Counter(store.requests.as_dict()) for store in stores), Counter[str]())
 
 
@@ -313,7 +313,7 @@ def test_existing_folder_is_adopted(
     monkeypatch.chdir(tmp_path)
     place = new_place(store_server)
     lake = new_lake(tmp_path, place)
-    with lake.opened.store.write("d=2020-01-01/part-0.parquet") as sink:
+    with lake.opened.resources.store.write("d=2020-01-01/part-0.parquet") as sink:
         pq.write_table(pa.table({"k": ["a"], "l": pa.array([0], pa.int32()), "ts": [row("a", 0, 1)["ts"]]}), sink)
     configure(place)
     assert command("adopt", f"{place}/processed")["rows"] == 1

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from lakeupsert import Table, clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.testing.faults import FAULTS, Fault
+from tests.harness.faults import FAULTS, Fault
 from tests.harness.lake import Lake, row
 
 FIRST = "d=2020-01-01"

@@ -21,7 +21,7 @@ from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.ledger import LandingFile, LedgerEntry, ReplayedFile, check_entry
-from lakeupsert.testing.faults import FAULTS, Fault, Points
+from tests.harness.faults import FAULTS, Fault, Points
 from tests.harness.lake import Lake, row
 
 NARROW = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "v": "int", "op": "string"}

@@ -29,7 +29,7 @@ from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
 from lakeupsert.storage import LocalStore
 from lakeupsert.table import metadata
-from lakeupsert.testing.faults import Fault
+from tests.harness.faults import Fault
 from tests.harness.lake import DAY, Lake, row
 
 CALENDAR = "Calendar of the partitions, by d"
@@ -268,7 +268,7 @@ def test_what_needs_attention_is_named_with_its_reason(lake: Lake) -> None:
     three_nights(lake)
     lake.land("late.jsonl", [row("a", 0, 99), row("a", 1, 99)])
     lake.table.append(host="local")
-    mark_failed(lake.opened, "d=2020-01-01", 4, "base file is gone\nNext: run `lakeupsert doctor`, then think")
+    mark_failed(lake.opened.history, "d=2020-01-01", 4, "base file is gone\nNext: run `lakeupsert doctor`, then think")
     found = Page(lake.table.report())
     assert (found.facts["dirty"], found.facts["failed"]) == ("2", "1")
     assert (found.verdict.level, found.verdict.commands) == ("bad", ["lakeupsert run --table t"])
@@ -291,7 +291,7 @@ def test_partitions_that_fail_for_one_cause_are_one_finding(lake: Lake) -> None:
     lake.table.append(host="local")
     for n in (1, 2):
         name = f"d=2020-01-0{n}"
-        mark_failed(lake.opened, name, 4, f"/lake/{name}/base-0-{n:032x}.parquet is gone\nNext: think")
+        mark_failed(lake.opened.history, name, 4, f"/lake/{name}/base-0-{n:032x}.parquet is gone\nNext: think")
     [failed] = [one for one in Page(lake.table.report()).findings if "failed" in one.what]
     assert "2 partitions failed: 2020-01-01, 2020-01-02" in failed.what
 
@@ -410,8 +410,8 @@ def test_dead_letters_are_bad_and_redriven(lake: Lake) -> None:
     three_nights(lake)
     lake.land("late.jsonl", [row("a", 0, 99)])
     lake.table.append(host="local")
-    (lease,) = lake.opened.queue.receive(1, 60)
-    lake.opened.queue.bury(lease, "no memory")
+    (lease,) = lake.opened.resources.queue.receive(1, 60)
+    lake.opened.resources.queue.bury(lease, "no memory")
     found = Page(lake.table.report())
     assert found.facts["dead letters"] == "1"
     assert found.verdict.level == "bad"
@@ -453,7 +453,7 @@ def test_lagging_partitions_make_the_verdict_bad(tmp_path: Path) -> None:
     three_nights(lake)
     lake.land("late.jsonl", [row("a", 0, 99), row("a", 1, 99)])
     lake.table.append(host="local")
-    mark_failed(lake.opened, "d=2020-01-01", 4, "base file is gone")
+    mark_failed(lake.opened.history, "d=2020-01-01", 4, "base file is gone")
     dedupe_partitions(lake.opened, ArrowEngine(), {"d=2020-01-02": 4})
     lake.table.publish()
     found = Page(lake.table.report())
@@ -509,7 +509,7 @@ def test_date_of_a_batch_is_written_where_it_changes() -> None:
 
 def test_batch_that_comes_while_the_report_is_read_is_no_error(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     three_nights(lake)
-    heads = lake.opened.heads
+    heads = lake.opened.history.heads
 
     def later(partitions: Any) -> Any:
         if not partitions:  # asked by `status`, before the ledger's head is read
@@ -598,7 +598,7 @@ def hostile(tmp_path: Path) -> Lake:
     lake.land("2.jsonl", [{**row("a", 0, 2), "d": SCRIPT}])
     lake.table.append(host="local")
     (partition,) = lake.entries()[-1][1].touched
-    mark_failed(lake.opened, partition, 2, f"can't be read: {SCRIPT}\0\x1b[31m")
+    mark_failed(lake.opened.history, partition, 2, f"can't be read: {SCRIPT}\0\x1b[31m")
     return lake
 
 

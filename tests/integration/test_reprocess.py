@@ -26,7 +26,7 @@ from lakeupsert.storage import LocalStore
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import Manifest
-from lakeupsert.testing.faults import FAULTS, Fault, Killed, Points
+from tests.harness.faults import FAULTS, Fault, Killed, Points
 from tests.harness.lake import DAY, Lake, row
 from tests.harness.model import Row
 from tests.harness.processes import LakeProcess, Strike
@@ -146,14 +146,14 @@ def test_a_message_that_comes_twice_is_done_once(lake: Lake, source: Source) -> 
     lake.table.vacuum(dry=False)
     assert not (lake.root / "processed" / str(work)).exists()
     lake.reopen()
-    lake.opened.queue.send([Message("t", FIRST, 3, work), Message("t", FIRST, 0, work)])
+    lake.opened.resources.queue.send([Message("t", FIRST, 3, work), Message("t", FIRST, 0, work)])
     assert {(r.status, r.version) for r in lake.table.dedupe()} == {("clean", numbers[FIRST])}
     assert {p: head.number for p, head in heads(lake).items()} == numbers
 
 
 @pytest.mark.long
 def test_a_dead_letter_of_a_reprocess_is_given_back_until_it_is_done(lake: Lake) -> None:
-    queue, base = lake.opened.queue, next(iter(files_of(heads(lake)[FIRST])))
+    queue, base = lake.opened.resources.queue, next(iter(files_of(heads(lake)[FIRST])))
     aside = lake.root / "aside"
     shutil.move(lake.root / "processed" / base, aside)
     assert reprocess(lake, "stored").left == (FIRST,)
@@ -257,7 +257,7 @@ def test_a_partition_whose_manifest_is_gone_does_not_lag_for_it(folder: Path, on
     lake = Lake(folder / "lake", on_failed_partition=on_failed)
     lake.land("1.jsonl", [row("a", 0, 1), row("b", 1, 1)])
     lake.run()
-    objects, stop = lake.opened.objects, threading.Event()
+    objects, stop = lake.opened.history.objects, threading.Event()
     (lake.root / "processed" / objects.partition(FIRST).name(0)).unlink()
     stop.set()
     stopped = reprocess(lake, "landing", stop=stop)
@@ -560,7 +560,7 @@ def test_what_a_newer_entry_withdraws_is_still_rebuilt(lake: Lake) -> None:
     lake.table.restore(0, dry=False)
     with_restore = reprocess(lake, "landing", dry=True).plan
     assert with_restore.batches == plan.batches
-    queue = lake.opened.queue
+    queue = lake.opened.resources.queue
     for lease in queue.receive(10, 1000):
         queue.ack(lease)  # the restore's messages are lost, so nobody merges it yet
     reprocess(lake, "landing")
@@ -645,7 +645,7 @@ def test_the_command_says_which_partitions_wait_for_others(lake: Lake, monkeypat
     """One is merged already and written anew with the new batch in it; another one is not merged yet."""
     lake.land("5.jsonl", [row("a", 0, 8, 5), row("c", 1, 8, 5)])
     lake.table.append(host="local")
-    queue = lake.opened.queue
+    queue = lake.opened.resources.queue
     leases = {lease.message.partition: lease for lease in queue.receive(10, 1000)}
     queue.release(leases[FIRST])
     lake.table.dedupe()

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.testing.faults import Fault, Killed
+from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, row
 
 

@@ -21,9 +21,9 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.read import arrow as reading
 from lakeupsert.report.nights import observe
 from lakeupsert.rows import datafiles, filewriter
-from lakeupsert.testing.faults import FAULTS, Fault
-from lakeupsert.testing.proof import assert_proved
+from tests.harness.faults import FAULTS, Fault
 from tests.harness.lake import Lake, delta_rows, row
+from tests.harness.proof import assert_proved
 from tests.harness.spark import collect
 
 SCHEMA = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "op": "string"}

@@ -16,7 +16,7 @@ from pyarrow import orc
 from lakeupsert import Table
 from lakeupsert.landing.formats import blocks
 from lakeupsert.table.types import type_name
-from lakeupsert.testing.proof import assert_proved
+from tests.harness.proof import assert_proved
 from tests.harness.spark import collect
 
 FORMATS = ("csv", "jsonl", "parquet", "avro", "orc")

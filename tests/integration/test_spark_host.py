@@ -64,7 +64,7 @@ def test_a_damaged_file_fails_its_partition_alone(tmp_path: Path, monkeypatch: p
     merge = kind.merge
     monkeypatch.setattr(kind, "merge", lambda self, *given: (calls.append(len(given[3])), merge(self, *given))[1])
     results = lake.table.dedupe(host="spark", engine=engine)
-    assert calls == [DAYS, *[1] * (lake.opened.queue.max_receives - 1)], "the others are merged once"
+    assert calls == [DAYS, *[1] * (lake.opened.resources.queue.max_receives - 1)], "the others are merged once"
     assert {r.partition for r in results if r.status == "failed"} == {"d=2020-01-03"}
     assert sum(r.status == "merged" for r in results) == DAYS - 1
     assert damaged.name in lake.table.status().failed["d=2020-01-03"]
@@ -79,7 +79,7 @@ def test_a_call_has_so_many_tasks_at_most_and_is_committed(tmp_path: Path, monke
 
     def counted(self: HostedEngine, *given: Any) -> Any:
         committed = sum(
-            lake.opened.objects.partition(f"d={DAY + timedelta(day)}").head() is not None for day in range(DAYS)
+            lake.opened.history.objects.partition(f"d={DAY + timedelta(day)}").head() is not None for day in range(DAYS)
         )
         calls.append((len(given[3]), committed))
         return merge(self, *given)
@@ -145,7 +145,7 @@ def test_buckets_are_counted_so_many_a_call(tmp_path: Path, monkeypatch: pytest.
     rows = [row(chance.randbytes(20).hex(), day, 1, chance.randrange(1 << 60)) for day in (0, 1, 3) for _ in range(400)]
     lake.land("0.jsonl", [*rows, *(row(f"k{day}", day, 1) for day in range(4, DAYS))])
     lake.run()
-    manifests = [lake.opened.objects.partition(f"d={DAY + timedelta(day)}").head() for day in (0, 1, 3)]
+    manifests = [lake.opened.history.objects.partition(f"d={DAY + timedelta(day)}").head() for day in (0, 1, 3)]
     buckets = [len(manifest.body.buckets) for manifest in manifests if manifest]
     assert min(buckets) > 1
     calls = []

@@ -72,7 +72,7 @@ def call(lake: Lake, *args: str, code: int = 0) -> Any:
 
 
 def queue(lake: Lake) -> Any:
-    return lake.opened.queue
+    return lake.opened.resources.queue
 
 
 def damage(lake: Lake, partition: str) -> Any:

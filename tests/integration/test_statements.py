@@ -19,7 +19,7 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.operations.statement import rows as statement_rows
 from lakeupsert.operations.statement.statement import StatementResult
 from lakeupsert.table.ledger import Statement, check_entry
-from lakeupsert.testing.faults import FAULTS, Fault
+from tests.harness.faults import FAULTS, Fault
 from tests.harness.lake import Lake, row
 
 

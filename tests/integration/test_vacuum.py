@@ -19,7 +19,7 @@ from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.testing.faults import FAULTS, Fault
+from tests.harness.faults import FAULTS, Fault
 from tests.harness.lake import Lake, row
 
 
@@ -180,7 +180,7 @@ def test_a_restore_that_is_not_merged_keeps_what_it_goes_back_to(tmp_path: Path,
     """Its partition fails, so the others are published without it, night after night, until the snapshot expires."""
     lake = nights(tmp_path, 3, keep_snapshots=1, on_failed_partition="skip")
     lake.table.restore(0, dry=False)
-    chain = lake.opened.objects.partition("d=2020-01-01")
+    chain = lake.opened.history.objects.partition("d=2020-01-01")
     first = tmp_path / "processed" / chain.name(0)
     shutil.move(first, tmp_path / "aside")
     for number in range(4, 7):
@@ -383,7 +383,7 @@ def test_a_reprocess_that_waits_for_its_workers_keeps_adopted_files_and_later_ba
 
 def test_a_lost_manifest_stops_it_before_anything_goes(tmp_path: Path, time: PassingTime) -> None:
     lake = nights(tmp_path, 3, keep_snapshots=1)
-    chain = lake.opened.objects.partition("d=2020-01-01")
+    chain = lake.opened.history.objects.partition("d=2020-01-01")
     (tmp_path / "processed" / chain.name(2)).unlink()
     before = lake.stored_files()
     for _ in range(2):

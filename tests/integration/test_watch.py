@@ -41,7 +41,9 @@ def dirty(lake: Lake) -> None:
     """Three dirty partitions, the first marked failed."""
     lake.land("2.jsonl", [row("a", day, 2) for day in range(3)])
     lake.table.append(host="local")
-    mark_failed(lake.opened, "d=2020-01-01", 2, f"no [bold]row[/bold] group can be read {'x' * 90}\nNext: mend it")
+    mark_failed(
+        lake.opened.history, "d=2020-01-01", 2, f"no [bold]row[/bold] group can be read {'x' * 90}\nNext: mend it"
+    )
 
 
 @contextmanager

@@ -22,15 +22,16 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.config import LargeSettings
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.pipeline import opened
+from lakeupsert.pipeline import resources
 from lakeupsert.pipeline.merge.dedupe import PartitionResult, dedupe_partitions
-from lakeupsert.pipeline.opened import CONCURRENT_REQUESTS
+from lakeupsert.pipeline.resources import CONCURRENT_REQUESTS
+from lakeupsert.pipeline.standing import failed_partitions, is_merged, is_through
 from lakeupsert.pipeline.stop import Stop, WorkerOptions
 from lakeupsert.pipeline.workers import pool as worker_pool
 from lakeupsert.pipeline.workers.worker import UNANSWERED, drain, drain_received, mark_failed
 from lakeupsert.queue import Lease, QueueStats
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.testing.faults import Fault
+from tests.harness.faults import Fault
 from tests.harness.lake import Lake, row
 from tests.harness.processes import PATIENCE_SECONDS, wait_until
 from tests.harness.proxy import FaultProxy, Rule
@@ -306,7 +307,7 @@ def test_worker_processes_hand_large_partitions_on(begin: Begin, local: Lake) ->
     worker.terminate()
     totals = end(worker, 75)["result"]["totals"]
     assert (totals["merged"], totals["large"]) == (len(PARTITIONS) - 1, 1)
-    assert [message.partition for message in local.opened.large_queue.messages()] == [LARGE]
+    assert [message.partition for message in local.opened.resources.large_queue.messages()] == [LARGE]
 
 
 @pytest.mark.core
@@ -342,7 +343,7 @@ def test_dead_letters_of_both_queues_are_counted_and_brought_back_to_their_own(l
     call(local, "worker", "--until-empty", "--workers", "1")
     local.land("2.jsonl", [row("a", 0, 2, 2)])
     local.table.append(host="local")
-    for queue in table.queues:
+    for queue in table.resources.queues:
         [lease] = queue.receive(10, 60)
         queue.bury(lease, f"buried in {queue!r}")
     status = call(local, "status", code=1)
@@ -351,8 +352,8 @@ def test_dead_letters_of_both_queues_are_counted_and_brought_back_to_their_own(l
     dead = [x for x in local.table.doctor() if x.check == "queue" and x.level == "warning"]
     assert ["large partitions" in x.found for x in dead] == [False, True]
     assert call(local, "redrive")["result"] == {"redriven": 2, "dropped": 0, "left": 0}
-    assert [queue.stats() for queue in table.queues] == [QueueStats(1, 0, 0)] * 2
-    for queue in table.queues:
+    assert [queue.stats() for queue in table.resources.queues] == [QueueStats(1, 0, 0)] * 2
+    for queue in table.resources.queues:
         [lease] = queue.receive(10, 60)
         queue.bury(lease, "again")
     local.table.reconcile()
@@ -365,7 +366,7 @@ def test_dead_letters_of_both_queues_are_counted_and_brought_back_to_their_own(l
 def drain_all(lake: Lake, seconds_left: Callable[[], float] = lambda: 3600) -> list[Lease]:
     """All messages, hidden for an hour, given to one thread; what it gave back."""
     table = lake.opened
-    leases = table.queue.receive(len(PARTITIONS), 3600)
+    leases = table.resources.queue.receive(len(PARTITIONS), 3600)
     return drain_received(table, lambda threads: ArrowEngine(), leases, workers=1, seconds_left=seconds_left)
 
 
@@ -375,7 +376,7 @@ def until_first_ack(lake: Lake) -> Callable[[], float]:
 
 
 def test_partition_that_nobody_begins_uses_up_no_try(local: Lake) -> None:
-    queue = local.opened.queue
+    queue = local.opened.resources.queue
     for left in reversed(range(len(PARTITIONS))):
         assert drain_all(local, until_first_ack(local)) == []
         assert queue.stats() == QueueStats(visible=left, leased=0, dead=0)
@@ -405,7 +406,7 @@ def test_refused_release_keeps_nobody_from_the_others(local: Lake) -> None:
 
 def received(lake: Lake) -> list[Lease]:
     """All messages that are visible, those too that a receive gives alone: as Lambda's event source has them."""
-    queue = lake.opened.queue
+    queue = lake.opened.resources.queue
     return list(chain.from_iterable(iter(lambda: queue.receive(1, 3600), [])))
 
 
@@ -433,10 +434,10 @@ def test_partitions_that_are_too_slow_for_a_call_are_buried_in_the_end(folder: P
                 workers=workers,
                 seconds_left=lambda: 0 if begun.is_set() else 3600,
             )
-            if not table.queue.stats().visible:
+            if not table.resources.queue.stats().visible:
                 break
-        assert table.queue.stats() == QueueStats(visible=0, leased=0, dead=2)
-        assert table.failed(PARTITIONS, None) == dict.fromkeys(PARTITIONS[:2], UNANSWERED)
+        assert table.resources.queue.stats() == QueueStats(visible=0, leased=0, dead=2)
+        assert failed_partitions(table.history, PARTITIONS, None) == dict.fromkeys(PARTITIONS[:2], UNANSWERED)
     finally:
         frozen.set()
         for thread in [t for t in threading.enumerate() if t.name.startswith("dedupe")]:
@@ -460,7 +461,7 @@ def test_partition_that_needs_all_the_memory_gets_it_alone_or_at_its_third_try(
             workers=2,
             seconds_left=lambda: 3600,
         )
-        assert [table.merged(p, 1) for p in PARTITIONS[:partitions]] == [done] * partitions
+        assert [is_merged(table.history.objects, p, 1) for p in PARTITIONS[:partitions]] == [done] * partitions
 
 
 def test_table_is_through_where_each_partition_is_merged_or_marked_failed(folder: Path) -> None:
@@ -468,15 +469,15 @@ def test_table_is_through_where_each_partition_is_merged_or_marked_failed(folder
     lake.land("1.jsonl", [row("a", day, 1) for day in range(2)])
     lake.table.append(host="local")
     table = lake.opened
-    assert not table.is_through()
+    assert not is_through(table.resources, table.history)
     dedupe_partitions(table, ArrowEngine(), {PARTITIONS[1]: 1})
-    assert not table.is_through()
-    mark_failed(table, PARTITIONS[0], 1, "a test")
-    assert table.is_through()
+    assert not is_through(table.resources, table.history)
+    mark_failed(table.history, PARTITIONS[0], 1, "a test")
+    assert is_through(table.resources, table.history)
     lake.table.dedupe()
-    assert table.is_through()
+    assert is_through(table.resources, table.history)
     lake.table.publish()
-    assert not table.is_through()
+    assert not is_through(table.resources, table.history)
 
 
 def test_last_worker_looks_at_many_partitions_at_once_and_others_at_one(
@@ -487,7 +488,7 @@ def test_last_worker_looks_at_many_partitions_at_once_and_others_at_one(
     lake.table.append(host="local")
     lake.reopen()
     *_, last = (p for _, entry in lake.entries() for p in entry.touched)
-    monkeypatch.setattr(opened, "is_remote", lambda address: True)  # local files are looked at one after the other
+    monkeypatch.setattr(resources, "is_remote", lambda address: True)  # local files are looked at one after the other
     looked: list[str] = []
     together = threading.Barrier(CONCURRENT_REQUESTS)
     partition = TableObjects.partition
@@ -500,11 +501,11 @@ def test_last_worker_looks_at_many_partitions_at_once_and_others_at_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(TableObjects, "partition", looks)
-        assert not lake.opened.is_through()
+        assert not is_through(lake.opened.resources, lake.opened.history)
     assert looked == [last]
     lake.table.dedupe()
     monkeypatch.setattr(TableObjects, "partition", looks)
-    assert lake.opened.is_through()
+    assert is_through(lake.opened.resources, lake.opened.history)
     assert len(looked) == 1 + 1 + CONCURRENT_REQUESTS
 
 
@@ -514,9 +515,9 @@ def test_partition_that_cannot_be_handed_on_fails_with_that_reason(
     monkeypatch.setattr("lakeupsert.pipeline.workers.worker.RETRY_SECONDS", 0.0)
     table = local.opened
     (local.root / "large.sqlite").write_text("not a queue")
-    while table.queue.stats().visible:
+    while table.resources.queue.stats().visible:
         drain_all(local)
-    [letter] = table.queue.dead_letters()
-    assert (letter.message.partition, letter.receives) == (LARGE, table.queue.max_receives)
+    [letter] = table.resources.queue.dead_letters()
+    assert (letter.message.partition, letter.receives) == (LARGE, table.resources.queue.max_receives)
     assert "large.sqlite" in letter.reason
-    assert table.failed([LARGE], None) == {LARGE: letter.reason}
+    assert failed_partitions(table.history, [LARGE], None) == {LARGE: letter.reason}

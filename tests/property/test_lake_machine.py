@@ -26,7 +26,7 @@ from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.workers.worker import drain
 from lakeupsert.queue import Message
 from lakeupsert.rows import datafiles
-from lakeupsert.testing.faults import Fault, Killed
+from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, iceberg_settings, row
 from tests.harness.rounds import TIMES
 
@@ -187,12 +187,12 @@ class LakeMachine(RuleBasedStateMachine):
         if entries:
             number, entry = data.draw(st.sampled_from(entries))
             partition = data.draw(st.sampled_from(sorted(entry.touched)))
-            self.lake.opened.queue.send([Message("t", partition, number, unit=unit)] * times)
+            self.lake.opened.resources.queue.send([Message("t", partition, number, unit=unit)] * times)
 
     @precondition(lambda self: self.lake.entries())
     @rule(keep=st.integers(0, 2))
     def lose_messages(self, keep: int) -> None:
-        queue = self.lake.opened.queue
+        queue = self.lake.opened.resources.queue
         for lease in queue.receive(1000, 60)[keep:]:
             queue.ack(lease)
         self.lake.reopen()  # what this process leased and kept comes back by its end

@@ -21,8 +21,8 @@ from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline import strategy
 from lakeupsert.publishers.delta_log import list_log
 from lakeupsert.storage import open_store
-from lakeupsert.testing.proof import assert_proved
 from tests.harness.lake import Lake, delta_rows
+from tests.harness.proof import assert_proved
 from tests.harness.rounds import TIMES
 from tests.harness.spark import collect
 

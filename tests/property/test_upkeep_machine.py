@@ -30,7 +30,7 @@ from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.view import View
 from lakeupsert.rows import datafiles, vectors
 from lakeupsert.table.layout import DATA, KEYS, partition_of
-from lakeupsert.testing.faults import Fault, Killed
+from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, row
 from tests.harness.model import counts_at
 from tests.harness.rounds import TIMES
@@ -128,15 +128,15 @@ class UpkeepMachine(RuleBasedStateMachine):
         newest, *_ = snapshots = self.lake.table.snapshots()
         for link in snapshots:
             for partition, shown in link.body.partitions.items():
-                versions = table.objects.partition(partition).numbers()
+                versions = table.history.objects.partition(partition).numbers()
                 for number in versions if link is newest else [shown.version]:
                     if number >= shown.version:
-                        buckets = table.version(partition, number).buckets
+                        buckets = table.history.version(partition, number).buckets
                         named |= {name for b in buckets for name in b.objects}
         stored = {name for name in self.lake.stored_files() if "/quarantine/" not in name}
         assert stored == named, f"left over: {stored - named}, lost: {named - stored}"
-        keys = {f.name for f in table.store.list(f"{KEYS}/")}
-        index = table_keys.named_index(table.headers(self.lake.entries()[-1][0]))
+        keys = {f.name for f in table.resources.store.list(f"{KEYS}/")}
+        index = table_keys.named_index(table.history.headers(self.lake.entries()[-1][0]))
         assert keys == {f.name for f in (index.all if index else ())}
 
     def struck(self, strike: Any, step: Any) -> None:

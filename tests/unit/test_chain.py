@@ -14,7 +14,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainErr
 from lakeupsert.storage import LocalStore, StoreUnavailableError
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import LARGEST, Chain
-from lakeupsert.testing.faults import Fault, FaultyStore, Points
+from tests.harness.faults import Fault, FaultyStore, Points
 
 
 class Body(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from lakeupsert.engine.merge import MergeOutput, MergeTask
@@ -27,8 +28,16 @@ from lakeupsert.table.manifest import (
     TombstoneFile,
     check_manifest,
 )
+from tests.harness.specs import create
 
 PARTITION = "d=2020-01-01"
+SPEC = create(
+    pa.schema({"k": pa.string(), "d": pa.date32()}),
+    key=("k",),
+    order_by=("ts",),
+    partition_by=("d",),
+    stamped=True,
+)
 
 
 def digest(number: int) -> str:
@@ -77,7 +86,8 @@ def manifest(*buckets: BucketEntry, merged: int = 1, **fields: Any) -> Manifest:
 def step(base: Manifest, *pending: Link[LedgerEntry], tasks: tuple[MergeTask, ...] = (), **fields: Any) -> Step:
     numbers = [entry.number for entry in pending]
     usual: dict[str, Any] = {"active": frozenset(numbers), "up_to": max(numbers, default=base.merged)}
-    return Step(**{"head": link(4, base), "base": base, "pending": pending, "tasks": tasks, **usual, **fields})
+    given = {"head": link(4, base), "base": base, "pending": pending, "tasks": tasks, "spec": SPEC, **usual, **fields}
+    return Step(**given)
 
 
 def task(

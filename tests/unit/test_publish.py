@@ -17,8 +17,8 @@ from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.table.ledger import LedgerEntry, Touched
 from lakeupsert.table.manifest import BucketEntry, Changes, Counters, DataFile, FailedMark, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
-from lakeupsert.testing.faults import Fault, Points
-from tests.harness.lake import FaultyTable
+from tests.harness.faults import Fault, Points
+from tests.harness.lake import FaultyResources
 
 A, B = "d=2020-01-01", "d=2020-01-02"
 
@@ -51,7 +51,7 @@ class Chains:
         """A version of the partition with so many rows, and every batch up to ``up_to`` in it."""
         counters = Counters(appended=rows, live=rows)
         bucket = BucketEntry(id="", base=(_file(f"b{up_to}", rows),), counters=counters)
-        entry = self.table.entry(up_to)
+        entry = self.table.history.entry(up_to)
         merged = {"buckets": (bucket,), "merged": up_to, "failed": None, "entry": entry.write_id if entry else None}
         self.version(partition, **{**merged, **fields})
 
@@ -60,13 +60,13 @@ class Chains:
         self.version(partition, failed=FailedMark(batch=batch, reason="a test"))
 
     def version(self, partition: str, **fields: Any) -> None:
-        chain = self.table.objects.partition(partition)
+        chain = self.table.history.objects.partition(partition)
         head = chain.head()
         body = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
         assert chain.append(msgspec.structs.replace(body, **fields), head).link
 
     def snapshots(self) -> dict[int, Snapshot]:
-        chain = self.table.objects.snapshots
+        chain = self.table.history.objects.snapshots
         return {link.number: link.body for n in chain.numbers() if (link := chain.get(n)) is not None}
 
     def newest(self) -> Snapshot:
@@ -77,16 +77,16 @@ class Chains:
         (Path(self.settings.processed) / name).unlink()
 
     def lose_version(self, partition: str, number: int) -> None:
-        self.lose(self.table.objects.partition(partition).name(number))
+        self.lose(self.table.history.objects.partition(partition).name(number))
 
     def lose_snapshot(self, number: int) -> None:
-        self.lose(self.table.objects.snapshots.name(number))
+        self.lose(self.table.history.objects.snapshots.name(number))
 
     def _entry(self, **fields: Any) -> None:
-        chain = self.table.objects.ledger
+        chain = self.table.history.objects.ledger
         head = chain.head()
         number = head.number + 1 if head else 0
-        newest = self.table.last_snapshot()
+        newest = self.table.history.last_snapshot()
         usual = {"batch_id": str(number), "received_at": number, "spec_version": 0}
         snapshot = newest.number if newest else None
         assert chain.append(LedgerEntry(**{"snapshot": snapshot, **usual, **fields}), head).link
@@ -419,7 +419,7 @@ def test_only_snapshot_that_was_lost_is_replaced_from_nothing(make: Make) -> Non
 def test_lost_snapshot_that_only_had_a_tag_is_replaced_by_what_was_shown_before(make: Make) -> None:
     chains = make()
     merged_twice(chains)
-    objects = chains.table.objects
+    objects = chains.table.history.objects
     tagged = msgspec.structs.replace(chains.newest(), tags={"good": 0})
     assert objects.snapshots.append(tagged, objects.snapshots.head()).link
     chains.batch(A)
@@ -440,7 +440,7 @@ def test_snapshot_that_another_publisher_appends_meanwhile_is_not_taken_for_lost
         chains.batch(A)
 
     points.amid(0, meanwhile, "list _lakeupsert/ledger/")
-    found = publish(FaultyTable("t", chains.settings, points))
+    found = publish(OpenTable("t", chains.settings, resources=FaultyResources("t", chains.settings, points)))
     assert points.struck
     assert (found.snapshot, found.batch, found.lost, found.waiting) == (1, 2, None, (A,))
 
@@ -452,7 +452,7 @@ def test_tags_and_expiry_are_carried_on(make: Make) -> None:
     chains = make()
     merged_twice(chains)
     tagged = msgspec.structs.replace(chains.newest(), tags={"good": 0}, expired=0)
-    objects = chains.table.objects
+    objects = chains.table.history.objects
     assert objects.snapshots.append(tagged, objects.snapshots.head()).link
     assert objects.snapshots.append(msgspec.structs.replace(tagged, expired=1), objects.snapshots.head()).link
     chains.merge(A, 2)
@@ -475,9 +475,9 @@ def test_changes_are_of_every_merge_that_was_not_shown_before(make: Make) -> Non
     chains.merge(A, 4, changes=Changes(late=8))
     points = Points()
     points.arm(-1, Fault.BEFORE, "get ")
-    publish(FaultyTable("t", chains.settings, points))
+    publish(OpenTable("t", chains.settings, resources=FaultyResources("t", chains.settings, points)))
     assert chains.newest().changes == Changes(late=8)
-    folder = chains.table.objects.partition(A).name(0).rpartition("/")[0]
+    folder = chains.table.history.objects.partition(A).name(0).rpartition("/")[0]
     assert sum(folder in call for call in points.seen) == 1, "a version that is shown already tells no changes"
 
 

@@ -129,10 +129,10 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
         ConfigurationError: a column is not part of the key; a value does not fit its column.
         RefusedError: the table has no version of the key, or no key fits.
     """
-    snapshot = table.last_snapshot()
-    ledger = table.ledger_head()
-    spec = table.existing_spec()
-    view = View.of(table.objects, spec, snapshot)
+    snapshot = table.history.last_snapshot()
+    ledger = table.history.ledger_head()
+    spec = table.history.existing_spec()
+    view = View.of(table.history.objects, spec, snapshot)
     values = key_values(table.name, spec, key)
     chosen = None if partition is None else partition_scalars(spec, parse_partition(spec, partition))
     wanted_values = {**(chosen or {}), **{c: values[c][0] for c in spec.partition_by if c in values}}
@@ -147,7 +147,7 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
             next="give the partition once",
         )
     search = _Search(table, RowSearch(table, spec, values), view, snapshot, ledger.number if ledger else -1)
-    partitions = {p for link in table.entries(-1, search.last) for p in link.body.touched}
+    partitions = {p for link in table.history.entries(-1, search.last) for p in link.body.touched}
     partitions |= view.snapshot.partitions.keys()
     wanted = sorted(p for p in partitions if wanted_values.items() <= partition_scalars(spec, p).items())
     is_whole = set(spec.key) <= values.keys()
@@ -255,7 +255,7 @@ class _Search:
         total = 0
         for partition in partitions:
             head, readers = self._versions(partition)
-            entries = self.table.entries(-1, self.last)
+            entries = self.table.history.entries(-1, self.last)
             counts = active_batches((link.number, link.body) for link in entries)
             merged = head.body.merged if head else 0
             pending = [x for x in entries if x.number > merged and x.number in counts and partition in x.body.touched]
@@ -266,13 +266,13 @@ class _Search:
 
     def _versions(self, partition: str) -> tuple[Link[Manifest] | None, Link[Manifest] | None]:
         """The partition's newest version, and the one that readers see."""
-        head = self.table.objects.partition(partition).head()
+        head = self.table.history.objects.partition(partition).head()
         return head, self.view.manifest(partition, head) if partition in self.view.snapshot.partitions else None
 
     def explain_all(self, partitions: Sequence[str]) -> list[ExplainedPartition]:
         """The key in each partition that has it, several partitions at a time."""
         searches = [replace(self, rows=replace(self.rows, files=0), gone=0) for _ in partitions]
-        found = self.table.map_concurrently(
+        found = self.table.resources.map_concurrently(
             lambda one: one[0].explain(one[1]), [*zip(searches, partitions, strict=True)]
         )
         self.rows.files += sum(search.rows.files for search in searches)
@@ -282,7 +282,7 @@ class _Search:
     def explain(self, partition: str) -> ExplainedPartition | None:
         """The key in one partition; None if it is not there."""
         head, readers = self._versions(partition)
-        entries = self.table.entries(-1, max(self.last, head.body.merged if head else -1))
+        entries = self.table.history.entries(-1, max(self.last, head.body.merged if head else -1))
         self._follow_renames(entries, head)
         found = self._find(partition, entries)
         self.gone += len(found.gone)
@@ -314,7 +314,7 @@ class _Search:
 
     def _follow_renames(self, entries: Sequence[Link[LedgerEntry]], head: Link[Manifest] | None) -> None:
         """Take the newest spec, if columns were renamed since the search began."""
-        newest = self.table.spec(
+        newest = self.table.history.spec(
             max(entries[-1].body.spec_version if entries else 0, head.body.spec_version if head else 0)
         )
         if len(newest.renames) > len(self.spec.renames):
@@ -333,7 +333,7 @@ class _Search:
                     found = self.rows.rows_in(file, FilePlace(source, link.number, link, number))
                 except DamagedTableError as e:
                     e.partition = e.partition or partition
-                    if self.table.store.head(file.name) is not None:
+                    if self.table.resources.store.head(file.name) is not None:
                         raise
                     gone.append((link.number, file.name))
                     continue
@@ -387,7 +387,7 @@ class _Search:
         if self.spec.mode == "rows" or seen is None or seen not in rows:
             return {}
         merged = shown[seen].age
-        counts = {0, *active_batches((link.number, link.body) for link in self.table.entries(-1, merged))}
+        counts = {0, *active_batches((link.number, link.body) for link in self.table.history.entries(-1, merged))}
         rows = [row for row in rows if row.age <= merged and (row.link is None or row.link.number in counts)]
         names = columns_by_record(pa.concat_tables([row.values for row in rows]), self.spec, (AGE.name, FILE, PLACE))
         return {row: tuple(columns) for row, columns in zip(rows, names, strict=True) if columns}
@@ -423,7 +423,7 @@ class _Search:
         """The first snapshot, of those kept, in which the row's batch is merged."""
         link = self.snapshot
         while link is not None and shown is not None and shown.link is not None:
-            before = self.table.objects.snapshots.get(link.number - 1)
+            before = self.table.history.objects.snapshots.get(link.number - 1)
             there = before.body.partitions.get(partition) if before else None
             if there is None or there.merged < shown.link.number:
                 return link.number

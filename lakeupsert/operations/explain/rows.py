@@ -136,7 +136,7 @@ class RowSearch:
             if not file.rows:
                 return []
         self.files += 1
-        spec, store, appended = self.spec, self.table.store, place.source == "appended"
+        spec, store, appended = self.spec, self.table.resources.store, place.source == "appended"
         stored = spec.arriving_schema if appended else spec.base_schema
         stored = spec.tombstone_schema if place.source == "tombstone" else stored
         # Rows that lost in `append` are shown, too.
@@ -167,7 +167,7 @@ class RowSearch:
 
     def _columns_of(self, file: DataFile) -> list[str]:
         """The columns that an adopted file has, by their names of now."""
-        with open_object(self.table.store, file.name) as source:
+        with open_object(self.table.resources.store, file.name) as source:
             there, names = set(pq.read_schema(source).names), self.spec.names_in(file.renames)
         return [name for name in self.spec.stored_schema.names if names.get(name, name) in there]
 
@@ -188,7 +188,7 @@ class RowSearch:
                 continue
             read.add((file.name, file.at))
             self.files += 1
-            keys = find_rows(self.table.store, file, self.spec.tombstone_schema, self.key, self.spec)
+            keys = find_rows(self.table.resources.store, file, self.spec.tombstone_schema, self.key, self.spec)
             rows = keys.select(list(self.spec.stored_key))
             states = np.full(rows.num_rows, STATES.index(state), np.int8)
             tables.append(rows.append_column(_STATE, pa.array(states)))
@@ -248,7 +248,7 @@ class RowSearch:
 
     def refused(self, rows: Sequence[KeyRow], manifests: Sequence[Manifest]) -> set[KeyRow]:
         """The rows that merges put into quarantine."""
-        keys = read_refused_keys(self.table.store, manifests, self.spec)
+        keys = read_refused_keys(self.table.resources.store, manifests, self.spec)
         refused = set()
         for row in rows:
             if row.link is not None and row.source == "appended" and row.link.body.batch_id in keys:

@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.history import History
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
@@ -85,24 +86,24 @@ class Night:
     batches: Sequence[Link[LedgerEntry]]
 
 
-def last_batches(table: OpenTable, up_to: int) -> list[Link[LedgerEntry]]:
-    headers = enumerate(table.headers(up_to))
+def last_batches(history: History, up_to: int) -> list[Link[LedgerEntry]]:
+    headers = enumerate(history.headers(up_to))
     numbers = [number for number, entry in headers if entry.kind == "batch" and entry.statement is None]
-    return [link for number in numbers[-NIGHTS:] for link in table.entries(number - 1, number)]
+    return [link for number in numbers[-NIGHTS:] for link in history.entries(number - 1, number)]
 
 
-def last_nights(table: OpenTable) -> list[Night]:
+def last_nights(history: History) -> list[Night]:
     """The last nights that were published, newest first, without those that include a restore."""
     nights: list[Night] = []
-    after = table.last_snapshot()
+    after = history.last_snapshot()
     for _ in range(2 * NIGHTS):  # vacuums and tags append snapshots that show nothing new
         if after is None or len(nights) == NIGHTS:
             break
-        older = table.objects.snapshots.get(after.number - 1) if after.number else None
+        older = history.objects.snapshots.get(after.number - 1) if after.number else None
         if older is None and after.number:
             break  # trimmed
         before = older.body if older else Snapshot(batch=0, spec_version=0)
-        batches = table.entries(before.batch, after.body.batch)
+        batches = history.entries(before.batch, after.body.batch)
         if any(link.body.touched for link in batches) and not any(link.body.restored for link in batches):
             nights.append(Night(before, after, batches))
         after = older
@@ -158,7 +159,7 @@ def parquet_bytes(rows: Rows) -> int:
 
 
 def learn_seconds(
-    table: OpenTable,
+    objects: TableObjects,
     nights: Sequence[Night],
     batches: Sequence[Link[LedgerEntry]],
     landing_bytes: int,
@@ -174,7 +175,7 @@ def learn_seconds(
         appends.append((float(sum(f.size for f in link.body.files)), seconds))
     for night in nights:
         published = datetime.fromisoformat(night.after.written_at)
-        merges.append((float(_merge_bytes(night)), (published - _start_of_merges(table, night)).total_seconds()))
+        merges.append((float(_merge_bytes(night)), (published - _start_of_merges(objects, night)).total_seconds()))
     if (landing_bytes and not appends) or (merge_bytes and not merges):
         return None
     return (Line.through(appends).at(landing_bytes) if landing_bytes else 0.0) + (
@@ -188,13 +189,13 @@ def _merge_bytes(night: Night) -> int:
     return sum(brought.values()) + sum(s.bytes for s in shown)
 
 
-def _start_of_merges(table: OpenTable, night: Night) -> datetime:
+def _start_of_merges(objects: TableObjects, night: Night) -> datetime:
     """When phase two of the night began: with its batch, or when workers started. They start with the first partition."""
     last = [link for link in night.batches if link.body.touched][-1]
     committed = datetime.fromisoformat(last.written_at)
     first = next(iter(last.body.touched))
     shown = night.after.body.partitions.get(first)
-    version = table.objects.partition(first).get(shown.version) if shown else None
+    version = objects.partition(first).get(shown.version) if shown else None
     if version is None or "seconds" not in version.body.made:
         return committed
     began = datetime.fromisoformat(version.written_at) - timedelta(seconds=float(version.body.made["seconds"]))

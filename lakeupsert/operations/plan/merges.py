@@ -13,12 +13,23 @@ from dataclasses import dataclass, replace
 import msgspec
 import pyarrow as pa
 
+from lakeupsert.config import TableSettings
 from lakeupsert.operations.plan.habits import Night, Sizes, last_batches, learn_sizes
 from lakeupsert.pipeline.append.commit import AppendResult
 from lakeupsert.pipeline.merge.cuts import MOST_READS, bytes_to_cut
-from lakeupsert.pipeline.merge.steps import next_step
+from lakeupsert.pipeline.merge.state import next_state
+from lakeupsert.pipeline.merge.steps import step_of
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.strategy import SMALL_BYTES, Incoming, SplitRule, Strategy, as_whole_rows, in_place
+from lakeupsert.pipeline.standing import unpublished
+from lakeupsert.pipeline.strategy import (
+    SMALL_BYTES,
+    Incoming,
+    SplitRule,
+    Strategy,
+    as_whole_rows,
+    in_place,
+    strategy_of,
+)
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest, share
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
@@ -89,13 +100,13 @@ def predict_merges(table: OpenTable, appended: AppendResult | None, nights: Sequ
 
     For a partition that was not dirty before, it takes no request. Returns None if there is nothing to merge.
     """
-    head = table.ledger_head()
+    head = table.history.ledger_head()
     if head is None:
         return None
     entry = appended.entry if appended else None
     before = appended.number - 1 if appended else head.number
-    batches = [*(b.body for b in last_batches(table, before)), *([entry] if entry else [])]
-    sizes = learn_sizes(table.spec(head.body.spec_version), nights, batches, ())
+    batches = [*(b.body for b in last_batches(table.history, before)), *([entry] if entry else [])]
+    sizes = learn_sizes(table.history.spec(head.body.spec_version), nights, batches, ())
     touched = entry.touched if entry else {}
     arrivals = {p: Arrival(sum(f.rows for f in t.files), t.bytes, len(t.files)) for p, t in touched.items()}
     full = entry is not None and entry.full is not None
@@ -116,10 +127,10 @@ def plan_merges(
 ) -> tuple[PlannedPartition, ...]:
     """Plan each selected partition that a run would merge: what the ledger has up to ``up_to``, then what arrives. A ``full``
     extract rewrites its partitions, whatever their strategy."""
-    snapshot = table.last_snapshot()
+    snapshot = table.history.last_snapshot()
     shown = snapshot.body.partitions if snapshot else {}
-    behind = table.unpublished(snapshot.body if snapshot else None, up_to) if up_to >= 0 else {}
-    spec = table.head_spec() if arrivals else None
+    behind = unpublished(table.history, snapshot.body if snapshot else None, up_to) if up_to >= 0 else {}
+    spec = table.history.head_spec() if arrivals else None
     types = spec.body.base_schema.types if spec else ()
     plans = []
     for partition in filter(selected, sorted({*behind, *arrivals})):
@@ -131,8 +142,8 @@ def plan_merges(
         else:
             plan = PlannedPartition(partition=partition)
         if arrival := arrivals.get(partition):
-            strategy = "rewrite" if full else table.strategy_of(partition)
-            plan = _merge_arrival(table, strategy, types, sizes, plan, arrival)
+            strategy = "rewrite" if full else strategy_of(table.settings, partition)
+            plan = _merge_arrival(table.settings, strategy, types, sizes, plan, arrival)
         plans += [plan] if plan.versions else []
     return tuple(plans)
 
@@ -141,15 +152,16 @@ def _merge_batches(
     table: OpenTable, sizes: Sizes, partition: str, up_to: int, snapshot: Link[Snapshot] | None
 ) -> PlannedPartition:
     """Merge the batches that the ledger has, step by step."""
-    head = table.newest(partition, snapshot)
+    head = table.history.newest(partition, snapshot)
     plan = PlannedPartition(partition=partition, exists=head is not None)
     plan = replace(plan, buckets=head.body.buckets) if head and head.body.buckets else plan
-    while step := next_step(table, partition, up_to, snapshot.body if snapshot else None, head):
+    while state := next_state(table.history, partition, up_to, snapshot.body if snapshot else None, head):
+        step = step_of(table.history, table.settings, state)
         if step.tasks:
             rows = sum(f.rows for f in dict.fromkeys(f for t in step.tasks for b in t.batches for f in b))
             kept = [next((t.kept for t in step.tasks if share(b, t)), ()) for b in step.buckets]
             buckets, written = _merge_buckets(step.buckets, kept, rows, sizes)
-            cut = bytes_to_cut(step, table.spec(step.spec_version), table.settings.bucket_bytes)
+            cut = bytes_to_cut(step, table.settings.bucket_bytes)
             read = cut + sum(f.bytes for f in step.read) if cut else step.bytes
             plan = plan.add(buckets, read, written + cut, len(step.read))
         else:  # a restore alone moves no bytes
@@ -161,7 +173,7 @@ def _merge_batches(
 
 
 def _merge_arrival(
-    table: OpenTable,
+    settings: TableSettings,
     strategy: Strategy,
     types: Sequence[pa.DataType],
     sizes: Sizes,
@@ -171,10 +183,10 @@ def _merge_arrival(
     """The same merges, and one more of what arrives."""
     buckets, rows = plan.buckets, arrival.rows
     stored = [f for b in buckets for f in (*b.data, *b.tombstones)]
-    rule = SplitRule.of(table.settings.bucket_bytes, types, buckets, rows)
+    rule = SplitRule.of(settings.bucket_bytes, types, buckets, rows)
     parts = {b: 0.5**b.bits for b in buckets}
     incoming = {b: Incoming(arrival.bytes * part, rows * part, arrival.files * part) for b, part in parts.items()}
-    if table.settings.mode == "columns":
+    if settings.mode == "columns":
         incoming = {b: as_whole_rows(b, of_bucket) for b, of_bucket in incoming.items()}
     kept = [in_place(strategy, b, of_bucket, rule)[0] for b, of_bucket in incoming.items()]
     after, written = _merge_buckets(buckets, kept, rows * sizes.kept, sizes)
@@ -187,11 +199,11 @@ def _merge_arrival(
 
 def _stored_buckets(table: OpenTable, partition: str, shown: PartitionVersion) -> tuple[BucketEntry, ...]:
     """What a clean partition has stored: as one base file, if that is enough to know how it will be merged."""
-    strategy = table.strategy_of(partition)
+    strategy = strategy_of(table.settings, partition)
     if strategy == "rewrite" or (strategy == "auto" and shown.bytes < SMALL_BYTES):
         file = DataFile(name="", rows=shown.rows, bytes=shown.bytes)
         return (BucketEntry(id="", base=(file,) if file.rows else ()),)
-    return table.version(partition, shown.version).buckets
+    return table.history.version(partition, shown.version).buckets
 
 
 def _merge_buckets(

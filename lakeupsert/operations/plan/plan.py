@@ -38,6 +38,7 @@ from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.discover import discover
 from lakeupsert.pipeline.append.full_extract import partitions_in_scope
 from lakeupsert.pipeline.append.next_spec import plan_spec, under_old_names, unfit_files, without_operations
+from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.storage.base import Call
@@ -143,8 +144,8 @@ def plan(
     if spec is None and files:
         notes.append(f"0 of {count(len(files), 'landing file')} can be read, and `run` would refuse them")
     previews = _previews(table, files, spec) if spec else []
-    batches = last_batches(table, head.number) if head else []
-    nights = last_nights(table)
+    batches = last_batches(table.history, head.number) if head else []
+    nights = last_nights(table.history)
     sizes = learn_sizes(spec, nights, [b.body for b in batches], expected.sample) if spec else Sizes()
     landed: Counter[str] = Counter()
     for one in previews:
@@ -152,7 +153,7 @@ def plan(
     emptied: Collection[str] = ()
     if full and spec and landed:  # a full extract also touches partitions without a row of it
         shown = ground.snapshot.body if ground.snapshot else None
-        emptied = partitions_in_scope(table, spec, full, landed, shown, ground.start - 1) - {*landed}
+        emptied = partitions_in_scope(table.history, spec, full, landed, shown, ground.start - 1) - {*landed}
     arrivals = {p: Arrival(rows, sizes.appended.at(rows * sizes.kept)) for p, rows in landed.items() if selected(p)}
     arrivals |= {p: Arrival(0, 0.0, 0) for p in emptied if selected(p)}
     partitions = plan_merges(table, sizes, arrivals, head.number if head else -1, selected, full=full is not None)
@@ -160,7 +161,7 @@ def plan(
     reads = [_reads(f, format_of(f.path, table.settings.format), exists=known is not None) for f in files]
     merge_bytes = sum(p.bytes_read + p.bytes_written for p in partitions)
     if spec is not None and (spec.hash_columns or not spec.partition_by):
-        notes += far_count(spec, _sizes_after(table, sizes, arrivals), table.settings.bucket_bytes, cores())
+        notes += far_count(spec, _sizes_after(table.history, sizes, arrivals), table.settings.bucket_bytes, cores())
     return Plan(
         files=len(files),
         landing_bytes=landing_bytes,
@@ -172,9 +173,9 @@ def plan(
         landing_requests={
             "list": 1,
             "get": sum(opened for opened, _ in reads),
-            "head": 0 if table.landing.pinned else len(files),
+            "head": 0 if table.resources.landing.pinned else len(files),
         },
-        seconds=learn_seconds(table, nights, batches, landing_bytes, merge_bytes),
+        seconds=learn_seconds(table.history.objects, nights, batches, landing_bytes, merge_bytes),
         prices=price_list,
         nights=len(nights),
         estimated=any(p.share < 1 for p in previews),
@@ -182,9 +183,9 @@ def plan(
     )
 
 
-def _sizes_after(table: OpenTable, sizes: Sizes, arrivals: Mapping[str, Arrival]) -> dict[str, float]:
+def _sizes_after(history: History, sizes: Sizes, arrivals: Mapping[str, Arrival]) -> dict[str, float]:
     """About how many bytes each partition has once what arrives is merged."""
-    snapshot = table.last_snapshot()
+    snapshot = history.last_snapshot()
     shown = {partition: one.bytes for partition, one in snapshot.body.partitions.items()} if snapshot else {}
     gained = {
         p: arrival.rows * sizes.kept * max(0.0, sizes.growth) * sizes.stored.slope for p, arrival in arrivals.items()
@@ -238,7 +239,7 @@ def _expected_spec(table: OpenTable, files: Sequence[LandingInput], known: Table
     """Of text files, only their beginnings are read."""
     if not files:
         return _ExpectedSpec(known)
-    sizes = _shares(files, table.reading)
+    sizes = _shares(files, table.history.reading)
     found = {file: _survey(table, file, sizes.get(file.path, 0), known) for file in files}
     surveys = {file: one for file, one in found.items() if one is not None}
     if known is None:
@@ -263,20 +264,22 @@ def _first_spec(table: OpenTable, surveys: Mapping[LandingInput, Survey], sizes:
         spec, warnings = plan_spec(table, None, list(surveys.values()), ahead=True, fitted=True)
         warnings.append(f"rows with other values go to quarantine; if no row is left, the run fails: {e.message}")
     largest = max(surveys, key=lambda f: f.size)
-    rows = read_beginning(table.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), table.reading).rows
+    rows = read_beginning(
+        table.resources.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), table.history.reading
+    ).rows
     sample = tuple((len(part), parquet_bytes(part)) for part in (rows.slice(0, 1), rows) if len(part))
     return _ExpectedSpec(spec, warnings, sample)
 
 
 def _survey(table: OpenTable, file: LandingInput, size: int, known: TableSpec | None) -> Survey | None:
     """What append finds first in a file (of a text file, in its beginning); None if the file can't be read."""
-    reading = table.reading
+    reading = table.history.reading
     schema, text = known.schema if known else None, table.declaration.text_columns
     if format_of(file.path, reading.format).typed:
-        found = survey(table.landing, file, reading, schema, text)
+        found = survey(table.resources.landing, file, reading, schema, text)
         return found if found.schema is not None else None
     with suppress(Unreadable, NotFoundError):
-        return read_beginning(table.landing, file, 0, size, reading, schema, text).survey
+        return read_beginning(table.resources.landing, file, 0, size, reading, schema, text).survey
     return None
 
 
@@ -291,11 +294,12 @@ def _shares(files: Sequence[LandingInput], reading: Reading) -> dict[str, int]:
 
 
 def _previews(table: OpenTable, files: Sequence[LandingInput], spec: TableSpec) -> list[Preview]:
-    sizes = _shares(files, table.reading)
+    sizes = _shares(files, table.history.reading)
     previews = []
     for file in files:
         with suppress(NotFoundError):
-            previews.append(preview(table.landing, file, table.reading, spec, sizes.get(file.path, 0)))
+            size = sizes.get(file.path, 0)
+            previews.append(preview(table.resources.landing, file, table.history.reading, spec, size))
     return previews
 
 

@@ -107,7 +107,7 @@ class LandedColumns:
 
     def _values(self, source: Source) -> Iterator[str]:
         """The value of each column that readers see, in SQL."""
-        spec = self._table.spec(source.entry.spec_version)
+        spec = self._table.history.spec(source.entry.spec_version)
         old_names = self._spec.names_at(len(spec.renames))
         old_types, retypes = duckdb_types(spec), self._spec.conversions(len(spec.renames))
         present = set(map(str.lower, source.columns))  # DuckDB ignores case, too
@@ -195,7 +195,7 @@ class LandedColumns:
 
     def new_names(self, entry: LedgerEntry) -> dict[str, str]:
         """The lower-case names of columns that were renamed since a batch, by those in the batch; empty for dropped columns."""
-        renamed = self._spec.changed_names(len(self._table.spec(entry.spec_version).renames))
+        renamed = self._spec.changed_names(len(self._table.history.spec(entry.spec_version).renames))
         return {old.lower(): (new or "").lower() for old, new in renamed.items()}
 
     def _derived(self, source: Source, name: str, types: dict[str, str]) -> str | None:

@@ -89,19 +89,21 @@ class LandedRows:
         if entry.replayed:
             return f"the quarantined rows of {entry.replayed[0].name}"
         if entry.statement is not None:
-            return next((name for name in entry.statement.objects if self._table.store.head(name) is None), None)
+            return next(
+                (name for name in entry.statement.objects if self._table.resources.store.head(name) is None), None
+            )
         if entry.kind == "create":
             files = [f for p in partitions for f in entry.touched[p].files]
-            heads = ((f, self._table.store.head(f.name)) for f in files)
+            heads = ((f, self._table.resources.store.head(f.name)) for f in files)
             return next((f.name for f, found in heads if found is None or found.size != f.bytes), None)
         return next((f.path for f in entry.files if f.sha256 and not self._is_there(f)), None)
 
     def _is_there(self, file: LandingFile) -> bool:
-        found = self._table.landing.head(file.path)
+        found = self._table.resources.landing.head(file.path)
         if found is not None and found.is_same(file.size, file.etag):
             return True
         try:
-            return found is not None and content_hash(self._table.landing, file.path) == file.sha256
+            return found is not None and content_hash(self._table.resources.landing, file.path) == file.sha256
         except NotFoundError:
             return False
 
@@ -124,7 +126,7 @@ class LandedRows:
             for partition in partitions:
                 for file in entry.touched[partition].files:
                     self.files += 1
-                    with _on_disk(self._table.store, file.name) as path:
+                    with _on_disk(self._table.resources.store, file.name) as path:
                         relation = _read_parquet(path)
                         columns = self._columns_of(relation)
                         self._insert(
@@ -139,7 +141,7 @@ class LandedRows:
             if landed.path in unreadable:
                 continue
             self.files += 1
-            with _on_disk(self._table.landing, landed.path) as path:
+            with _on_disk(self._table.resources.landing, landed.path) as path:
                 self._load_landed(entry, landed, path, refused.get(landed.path, []))
         if entry.batch_id in self._below_floor:
             self._db.register("below", self._below_floor[entry.batch_id])
@@ -163,13 +165,13 @@ class LandedRows:
 
     def _load_statement(self, entry: LedgerEntry, statement: Statement, partition: str) -> None:
         """Load the rows of an update or delete. They have no second reader: no other program wrote them."""
-        spec = self._table.spec(entry.spec_version)
+        spec = self._table.history.spec(entry.spec_version)
         for file in entry.touched[partition].files:
             if file.name not in statement.objects:  # deletes for keys that moved follow from the rows that landed
                 continue
             self.files += 1
             whole = msgspec.structs.replace(file, deleted=None)
-            rows = read_file(self._table.store, whole, spec.ranked_schema, spec)
+            rows = read_file(self._table.resources.store, whole, spec.ranked_schema, spec)
             partition_values = partition_scalars(spec, partition)
             stored = {
                 f.name: rows[f.name].cast(f.type) for f in compared_schema(spec) if f.name not in partition_values
@@ -254,7 +256,7 @@ class LandedRows:
         self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int], reading: Reading
     ) -> None:
         new_names = self._columns.new_names(entry)
-        types = {field.name.lower(): field.type for field in self._table.spec(entry.spec_version).schema}
+        types = {field.name.lower(): field.type for field in self._table.history.spec(entry.spec_version).schema}
         rows = read_text(path, landed.path, frozenset(refused), reading, types)
         given = folder_values(landed.path, reading)
         named = ({reading.table_name_of(n): v for n, v in row.items()} for row in rows)
@@ -294,7 +296,7 @@ class LandedRows:
     def _type_in(self, entry: LedgerEntry, name: str, type_: pa.DataType) -> pa.DataType:
         """The type to read a column in: the file's, except text for a binary column, which may be no UTF-8, and Spark's
         timestamp_ntz in an old table that keeps it as whole numbers."""
-        stored = {f.name.lower(): f.type for f in self._table.spec(entry.spec_version).schema}.get(name.lower())
+        stored = {f.name.lower(): f.type for f in self._table.history.spec(entry.spec_version).schema}.get(name.lower())
         if stored is None:
             return type_
         is_count = pa.types.is_integer(stored) and pa.types.is_timestamp(type_)
@@ -305,7 +307,9 @@ class LandedRows:
         places: dict[str, list[int]] = {}
         unreadable = set()
         for file in entry.quarantine:
-            rows = read_file(self._table.store, DataFile(name=file.name, rows=file.rows, bytes=0), QUARANTINE_SCHEMA)
+            rows = read_file(
+                self._table.resources.store, DataFile(name=file.name, rows=file.rows, bytes=0), QUARANTINE_SCHEMA
+            )
             for code, path, place in zip(
                 *(rows[c].to_pylist() for c in ("reason_code", "file", "position")), strict=True
             ):

@@ -85,18 +85,20 @@ def recompute(
     batch touches whose landing files are gone or changed. If keys are unique in the whole table, all partitions decide which of
     them has a key, so all are compared, or none. Raises ConfigurationError if DuckDB has no type for a column.
     """
-    view = View.open(table.objects, table.existing_spec(), snapshot.number)
-    view = view.with_versions(table.headers) if view.spec.versions else view
+    view = View.open(table.history.objects, table.history.existing_spec(), snapshot.number)
+    view = view.with_versions(table.history.headers) if view.spec.versions else view
     asked, partitions = partitions, sorted(snapshot.body.partitions) if view.spec.key_scope == "table" else partitions
-    entries = table.entries(-1, snapshot.body.batch)
+    entries = table.history.entries(-1, snapshot.body.batch)
     shown = {
-        p: table.version(p, snapshot.body.partitions[p].version) for p in partitions if p in snapshot.body.partitions
+        p: table.history.version(p, snapshot.body.partitions[p].version)
+        for p in partitions
+        if p in snapshot.body.partitions
     }
     settled = {p: m for p, m in shown.items() if all(b.settled for b in m.buckets)}
     counted = shown if view.spec.key_scope == "table" else settled
     batches = find_counting([link.body for link in entries], {p: m.merged for p, m in counted.items()})
     with connect() as db:
-        landed = LandedRows(table, view.spec, db, read_refused_keys(table.store, shown.values(), view.spec))
+        landed = LandedRows(table, view.spec, db, read_refused_keys(table.resources.store, shown.values(), view.spec))
         gone: dict[int, str] = {}
         unknown: set[str] = set()
         for number, touched in batches.items():

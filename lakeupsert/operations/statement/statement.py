@@ -34,10 +34,12 @@ from lakeupsert.operations.statement.rows import Changes, RowChoice
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.commit import AppendResult, batch_job, commit_batch, send_messages
 from lakeupsert.pipeline.append.discover import Ground, read_heads
+from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.merge.dedupe import PartitionResult
 from lakeupsert.pipeline.merge.latest import latest
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult
+from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.workers.drain_queues import DrainOptions
 from lakeupsert.progress import Countdown
@@ -139,10 +141,10 @@ def run_statement(table: OpenTable, options: StatementOptions) -> StatementResul
         RefusedError: a new value does not fit; or a row is in a partition with a batch that ``snapshot`` lacks.
     """
     _refuse_untyped(options.expressions)
-    spec = table.existing_spec()
+    spec = table.history.existing_spec()
     _refuse_unsupported(table, spec, options)
     keys = read_keys(str(options.keys), spec) if options.keys is not None else None
-    done = until_won(table.store.uri(), partial(_attempt, table, options, keys))
+    done = until_won(table.resources.store.uri(), partial(_attempt, table, options, keys))
     if options.dry or done.append is None:
         return done
     drain = DrainOptions(
@@ -159,7 +161,7 @@ def run_statement(table: OpenTable, options: StatementOptions) -> StatementResul
 def _attempt(table: OpenTable, options: StatementOptions, keys: KeyList | None) -> StatementResult | Lost:
     ground = read_heads(table, options.batch_id)
     if ground.head is None or ground.spec is None:
-        raise table.no_table_yet()
+        raise table.history.no_table_yet()
     spec = msgspec.structs.replace(ground.spec, statements=True)
     assignments = None if options.expressions is None else Assignments(spec.schema, options.expressions)
     asked = Statement(
@@ -169,10 +171,10 @@ def _attempt(table: OpenTable, options: StatementOptions, keys: KeyList | None) 
         seen=0,
         objects=(),
     )
-    if options.batch_id is not None and (earlier := _committed(table, ground, options.batch_id, asked)):
+    if options.batch_id is not None and (earlier := _committed(table.history, ground, options.batch_id, asked)):
         return earlier
     view = _view(table, options, ground, spec)
-    behind = table.unpublished(ground.snapshot.body if ground.snapshot else None, ground.head.number)
+    behind = unpublished(table.history, ground.snapshot.body if ground.snapshot else None, ground.head.number)
     lacking = behind if options.snapshot == "published" else {}
     choice = RowChoice(view, options.where, keys)
     job = replace(batch_job(table, ground, spec), pack="statement")
@@ -180,12 +182,12 @@ def _attempt(table: OpenTable, options: StatementOptions, keys: KeyList | None) 
     try:
         for chosen in choice.rows():
             if chosen.partition in lacking:
-                raise _not_seen(table, lacking, chosen.partition)
+                raise _not_seen(table.name, lacking, chosen.partition)
             changes.add(chosen)
             options.progress(f"{count(changes.rows.total(), 'row')} to {asked.kind} so far, in {chosen.partition}")
         changes.flush()
     except BaseException:
-        table.discard(changes.packs)
+        table.resources.discard(changes.packs)
         raise
     result = StatementResult(
         msgspec.structs.replace(asked, seen=view.snapshot.batch, objects=tuple(sorted(changes.packs))),
@@ -206,7 +208,7 @@ def _view(table: OpenTable, options: StatementOptions, ground: Ground, spec: Tab
     if options.snapshot == "latest":
         options.progress("merging what is not published yet, to read it")
         return replace(latest(table, options.where), spec=spec)
-    return replace(View.of(table.objects, spec, ground.snapshot), spec=spec)
+    return replace(View.of(table.history.objects, spec, ground.snapshot), spec=spec)
 
 
 def _commit(
@@ -236,7 +238,7 @@ def _commit(
     return replace(result, append=AppendResult(link.number, link.body, unsent), warnings=(*unsent, *result.warnings))
 
 
-def _committed(table: OpenTable, ground: Ground, batch_id: str, asked: Statement) -> StatementResult | None:
+def _committed(history: History, ground: Ground, batch_id: str, asked: Statement) -> StatementResult | None:
     """The statement that an earlier call committed under this batch id; None if the id is free."""
     for number, header in enumerate(ground.entries):
         if header.kind != "batch" or header.batch_id != batch_id:
@@ -250,7 +252,7 @@ def _committed(table: OpenTable, ground: Ground, batch_id: str, asked: Statement
                 f"{f': {header.statement}' if header.statement else ''}. Nothing was committed.",
                 next=f"give this {asked.kind} another --batch-id, or none",
             )
-        entry = table.entries(number - 1, number)[0].body
+        entry = history.entries(number - 1, number)[0].body
         assert entry.statement is not None, "the header has it"
         rows = {partition: touched.rows for partition, touched in entry.touched.items()}
         return StatementResult(entry.statement, rows, append=AppendResult(number, entry, ()), repeated=True)
@@ -273,10 +275,10 @@ def _warnings(
     return tuple(warnings)
 
 
-def _not_seen(table: OpenTable, lacking: Mapping[str, int], partition: str) -> RefusedError:
+def _not_seen(name: str, lacking: Mapping[str, int], partition: str) -> RefusedError:
     return RefusedError(
         "unpublished-batch",
-        f"Table {table.name!r}: batch {lacking[partition]} touches {partition} and is not published yet. The statement "
+        f"Table {name!r}: batch {lacking[partition]} touches {partition} and is not published yet. The statement "
         "matches rows there. It would compute them from the published rows and replace newer ones. Nothing was changed.",
         next="run `lakeupsert run`, then the same command again; or give it --snapshot latest, which reads that batch too",
         partition=partition,

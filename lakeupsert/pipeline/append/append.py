@@ -163,21 +163,21 @@ def append(table: OpenTable, options: AppendOptions) -> AppendResult | None:
         TryAgainError: lost races, or a store that does not answer. Nothing is lost; the next call finds what was committed.
     """
     if options.full:
-        refuse_full_extract(table)
-    return until_won(table.store.uri(), partial(_attempt, table, options, _FileNotes()))
+        refuse_full_extract(table.declaration)
+    return until_won(table.resources.store.uri(), partial(_attempt, table, options, _FileNotes()))
 
 
 def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes) -> AppendResult | Repeat | None:
     ground = discover(table, options, frozenset(notes.changed))
-    refuse_all_skipped(table, ground)
+    refuse_all_skipped(table.name, ground)
     if not ground.inputs:
         lacking, no_extract = without_operations(table, ground.entries), [NO_EXTRACT] if options.full else []
-        misplaced = misplaced_events(table, ground.spec) if ground.spec else []
+        misplaced = misplaced_events(table.declaration, ground.spec) if ground.spec else []
         for warning in (*ground.warnings, *notes.warnings, *no_extract, *lacking, *misplaced):
             options.warn(warning)
         return None
     if options.full:
-        refuse_part_of_extract(table, ground, notes.changed)
+        refuse_part_of_extract(table.name, ground, notes.changed)
         if options.again:
             refuse_other_than_one_batch(ground)
     elif options.again:
@@ -197,10 +197,10 @@ def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes) -> App
     work = _RowWork(plan, reports)
     try:
         if _note_failures(table, ground, work, notes) or _note_refused(table, ground, work, notes):
-            table.discard(work.files)
+            table.resources.discard(work.files)
             return UNFIT
     except ConfigurationError:
-        table.discard(work.files)
+        table.resources.discard(work.files)
         raise
     origins = all_origins(r.origins for r in work.read)
     link = _commit(table, options, ground, work, origins)
@@ -222,20 +222,20 @@ def _warnings_of(
     table: OpenTable, work: _RowWork, link: Link[LedgerEntry], origins: Origins, notes: _FileNotes
 ) -> tuple[str, ...]:
     """The warnings about the rows of a batch."""
-    spec, before = work.plan.job.spec, table.headers(link.number - 1)
+    spec, before = work.plan.job.spec, table.history.headers(link.number - 1)
     snapshots = {one for r in work.read for one in r.snapshots}
     return (
         *without_operations(table, [*before, link.body]),
         *waiting_columns(sorted({n for r in work.read for n in r.waiting})),
         *under_old_names(table, ((r.path, r.renamed) for r in work.reports if isinstance(r, FileRead))),
         *notes.warnings,
-        *misplaced_events(table, spec),
+        *misplaced_events(table.declaration, spec),
         *hollow_deletes(table, spec, [link.body]),
-        *no_own_rows(table, link.body),
-        *several_tables(table, origins),
+        *no_own_rows(table.declaration, link.body),
+        *several_tables(table.name, origins),
         *incomplete_creates([link.body]),
-        *contrary_rows(table, [link.body]),
-        *misplaced_snapshots(table, spec, link.body, before, incremental="incremental" in snapshots),
+        *contrary_rows(table.declaration, [link.body]),
+        *misplaced_snapshots(table.name, spec, link.body, before, incremental="incremental" in snapshots),
     )
 
 
@@ -247,14 +247,14 @@ def _commit(
     try:
         refuse_truncate(table, ground, reports)
         refuse_new_versions(table, ground, origins, options)
-        refuse_misplaced(table, plan.job.spec, reports)
+        refuse_misplaced(table.name, plan.job.spec, reports)
         entry = _entry(table, ground, work, origins)
         refuse_above_limit(table, ground, entry, examples_of(reports))
         if options.full:
             entry = full_extract_entry(table, plan.job.spec, ground, options, entry, reports)
         return commit_batch(table, plan.host, ground, plan.job, entry, work.files, options.progress)
     except RefusedError:
-        table.discard(work.appended)  # the refused rows stay: somebody has to look at them
+        table.resources.discard(work.appended)  # the refused rows stay: somebody has to look at them
         raise
 
 
@@ -280,7 +280,7 @@ def _plan(table: OpenTable, options: AppendOptions, ground: Ground, notes: _File
         raise RefusedError(
             "no-readable-file",
             f"Table {table.name!r} can't be created: 0 of its {count(len(unreadable), 'landing file')} can be read. "
-            f"The first is {table.landing.uri(path)}: {reason}",
+            f"The first is {table.resources.landing.uri(path)}: {reason}",
             next="correct or remove these files, then run `lakeupsert run` again",
         )
     rowless = ground.spec is None and not unreadable and all(s.rowless for s in surveys)
@@ -317,7 +317,7 @@ def _survey(
     notes: _FileNotes,
     progress: Callable[[str], None],
 ) -> list[Survey]:
-    reading, wider = table.reading, notes.wider
+    reading, wider = table.history.reading, notes.wider
     # JSON lines would be decoded whole for the names of their columns, which are seldom new: their rows are read first.
     surveyed = [
         replace(i, refused=notes.refused.get(i.path, ()))
@@ -326,7 +326,7 @@ def _survey(
     ]
     progress(f"surveying {count(len(surveyed), 'landing file')}")
     schema = ground.spec.schema if ground.spec else None
-    return survey_files(host, table.landing, surveyed, reading, schema, table.declaration.text_columns)
+    return survey_files(host, table.resources.landing, surveyed, reading, schema, table.declaration.text_columns)
 
 
 def _note_failures(table: OpenTable, ground: Ground, work: _RowWork, notes: _FileNotes) -> bool:
@@ -358,7 +358,7 @@ def _note_refused(table: OpenTable, ground: Ground, work: _RowWork, notes: _File
     again = [replace(i, refused=notes.refused[i.path]) for i in plan.job.inputs if i.path in found and i.surveyed]
     known = ground.spec.schema if ground.spec else None
     text_columns = table.declaration.text_columns
-    found_now = survey_files(plan.host, table.landing, again, table.reading, known, text_columns)
+    found_now = survey_files(plan.host, table.resources.landing, again, table.history.reading, known, text_columns)
     surveys = {s.path: s for s in found_now}
     try:
         planned = [surveys.get(s.path, s) for s in plan.surveys]
@@ -408,7 +408,7 @@ def _entry(table: OpenTable, ground: Ground, work: _RowWork, origins: Origins) -
         ),
         # An unreadable file that comes again with the same content is known by it.
         seen=ground.seen
-        + contents_of(table, (i for i in ground.inputs if i.path in plan.unreadable.keys() - plan.damaged)),
+        + contents_of(table.resources, (i for i in ground.inputs if i.path in plan.unreadable.keys() - plan.damaged)),
         touched=touched_by(reports),
         rows_read=sum(rows.values()) + len(plan.unreadable),  # an unreadable file counts as one row
         quarantined=dict(sorted(reasons.items())),

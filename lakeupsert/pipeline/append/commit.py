@@ -27,6 +27,7 @@ from lakeupsert.landing.accept import RowRules
 from lakeupsert.pipeline.append.discover import Ground
 from lakeupsert.pipeline.append.full_extract import with_floors
 from lakeupsert.pipeline.append.quarantine_limit import refuse_above_limit
+from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.retypes import enter, is_waiting
 from lakeupsert.pipeline.table_keys import settle_keys
@@ -63,10 +64,10 @@ def examples_of(reports: Iterable[Report]) -> dict[str, str]:
 def batch_job(table: OpenTable, ground: Ground, spec: TableSpec) -> AppendJob:
     """The row work of a batch on this ground, without landing files."""
     return AppendJob(
-        landing=table.landing,
-        store=table.store,
+        landing=table.resources.landing,
+        store=table.resources.store,
         inputs=(),
-        reading=table.reading,
+        reading=table.history.reading,
         rules=RowRules(spec, ground.received_at, ground.clock_ahead, table.name, table.settings.read.envelope),
         batch_id=ground.batch_id,
         spec_version=ground.version_of(spec),
@@ -90,32 +91,32 @@ def commit_batch(
     ``files`` are all objects that the batch wrote. They are deleted after a lost race, and only then. ``host``: where a key index
     is rebuilt. Raises RefusedError if `quarantine_limit` does not allow what the key index refuses.
     """
-    if ground.head and ground.spec_head and is_waiting(table, ground.spec_head, ground.head):
+    if ground.head and ground.spec_head and is_waiting(table.history, ground.spec_head, ground.head):
         number = enter(table, ground.spec_head.number)
         log.warning("the column change of a command that broke off is finished: ledger entry %d", number)
-        table.discard(files)
+        table.resources.discard(files)
         return LOST
     if job.spec.key_scope == "table":
         settled = settle_keys(table, host, job.spec, ground.head, entry, progress)
         if settled is None:
-            table.discard(files)
+            table.resources.discard(files)
             return LOST
         if entry.files and settled.examples:
             try:
                 refuse_above_limit(table, ground, settled.entry, settled.examples)
             except RefusedError:
-                table.discard(settled.objects - {file.name for file in settled.entry.quarantine})
+                table.resources.discard(settled.objects - {file.name for file in settled.entry.quarantine})
                 raise
         entry, files = settled.entry, {*files, *settled.objects}
     entry = with_floors(table, job.spec, ground.entries, entry)
     progress("committing")
     begun = clock.elapsed()
-    outcome = _append_entry(table, ground, job, entry)
+    outcome = _append_entry(table.history, ground, job, entry)
     if outcome.result == "lost":
-        table.discard(files)
+        table.resources.discard(files)
     if outcome.link is None:
         return LOST
-    table.emit(_event(table, outcome.link, begun=ground.begun, commit_begun=begun))
+    table.resources.emit(_event(table, outcome.link, begun=ground.begun, commit_begun=begun))
     return outcome.link
 
 
@@ -126,7 +127,7 @@ def _event(table: OpenTable, link: Link[LedgerEntry], *, begun: float, commit_be
         batch=link.number,
         entry=link.write_id,
         seconds=round(now - begun, 6),
-        requests=table.store.requests.take(),
+        requests=table.resources.store.requests.take(),
         batch_id=entry.batch_id,
         files=len(entry.sources),
         rows_read=entry.rows_read,
@@ -139,10 +140,10 @@ def _event(table: OpenTable, link: Link[LedgerEntry], *, begun: float, commit_be
     )
 
 
-def _append_entry(table: OpenTable, ground: Ground, job: AppendJob, entry: LedgerEntry) -> Outcome[LedgerEntry]:
-    if job.spec is not ground.spec and table.objects.specs.append(job.spec, ground.spec_head).result != "won":
+def _append_entry(history: History, ground: Ground, job: AppendJob, entry: LedgerEntry) -> Outcome[LedgerEntry]:
+    if job.spec is not ground.spec and history.objects.specs.append(job.spec, ground.spec_head).result != "won":
         return Outcome("lost")
-    ledger, head = table.objects.ledger, ground.head
+    ledger, head = history.objects.ledger, ground.head
     if head is None:
         begin = LedgerEntry(kind="create", batch_id="", received_at=entry.received_at - 1, spec_version=0)
         head = ledger.append(begin, None).link
@@ -153,20 +154,20 @@ def _append_entry(table: OpenTable, ground: Ground, job: AppendJob, entry: Ledge
         if outcome.result != "lost":
             return outcome
         newer = ledger.head()
-        rebased = _rebase(table, job, entry, head, newer) if newer else None
+        rebased = _rebase(history, job, entry, head, newer) if newer else None
         if newer is None or rebased is None:
             return outcome
         entry, head = rebased, newer
 
 
 def _rebase(
-    table: OpenTable, job: AppendJob, entry: LedgerEntry, head: Link[LedgerEntry], newer: Link[LedgerEntry]
+    history: History, job: AppendJob, entry: LedgerEntry, head: Link[LedgerEntry], newer: Link[LedgerEntry]
 ) -> LedgerEntry | None:
     """The same batch behind a newer head; None if something that the batch is based on has changed."""
     # The winner may have moved the same keys, or replayed the same rows.
     if job.spec.key_scope == "table" or entry.replayed:
         return None
-    won = [link.body for link in table.entries(head.number, newer.number)]
+    won = [link.body for link in history.entries(head.number, newer.number)]
     # The rows of a statement were computed from what these partitions had.
     if entry.statement is not None and any(entry.touched.keys() & e.touched.keys() for e in won):
         return None
@@ -194,7 +195,7 @@ def send_messages(table: OpenTable, link: Link[LedgerEntry]) -> tuple[str, ...]:
     messages. What somebody has to correct, for example a permission or a full disk, is raised: `reconcile` would meet it too.
     """
     try:
-        table.queue.send([Message(table.name, partition, link.number) for partition in link.body.touched])
+        table.resources.queue.send([Message(table.name, partition, link.number) for partition in link.body.touched])
     except LakeupsertError as e:
         if not isinstance(e, TryAgainError) or e.code != "queue-unreachable":
             e.data_changed = True  # the batch is committed; `run` sends its messages again

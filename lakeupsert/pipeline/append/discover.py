@@ -22,8 +22,10 @@ from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
 from lakeupsert.landing.table_logs import TableLog, likely_log_above, log_of
 from lakeupsert.phrases import count, duration, no_folder
 from lakeupsert.pipeline.append.landing_dates import Skipped, arrival_order, describe_skipped, is_stray, received_on
+from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.storage import LocalStore, ObjectInfo, open_landing
+from lakeupsert.pipeline.resources import Resources
+from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_landing
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import (
     LedgerEntry,
@@ -40,12 +42,7 @@ from lakeupsert.table.spec import TableSpec
 log = logging.getLogger(__name__)
 
 _IGNORED_STARTS = ("_", ".")
-_IGNORED_ENDS = (
-    ".tmp",
-    ".crc",
-    "._COPYING_",
-    "_$folder$",
-)  # the last: Hadoop's marker of a folder on S3, as EMR writes it
+_IGNORED_ENDS = (".tmp", ".crc", "._COPYING_", "_$folder$")  # the last: a folder on S3, as EMR marks it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,24 +173,24 @@ class Ground:
 def read_heads(table: OpenTable, batch_id: str | None) -> Ground:
     """The ground of a batch that takes no landing files."""
     begun = clock.elapsed()
-    table.last_snapshot()  # before the ledger, which then covers what the snapshot shows
-    head = table.ledger_head()
-    spec_head = table.head_spec()  # after the ledger: an entry's spec is never newer than the one read here
+    table.history.last_snapshot()  # before the ledger, which then covers what the snapshot shows
+    head = table.history.ledger_head()
+    spec_head = table.history.head_spec()  # after the ledger: an entry's spec is never newer than the one read here
     return Ground(
         batch_id=batch_id or clock.new_id(),
         received_at=next_stamp(head.body if head else None),
         begun=begun,
-        snapshot=table.known_snapshot,
+        snapshot=table.history.known_snapshot,
         head=head,
         spec_head=spec_head,
-        entries=table.headers(head.number, write=True) if head else (),
-        clock_ahead=_clock_ahead(table),
+        entries=table.history.headers(head.number, write=True) if head else (),
+        clock_ahead=_clock_ahead(table.resources.store),
     )
 
 
-def _clock_ahead(table: OpenTable) -> int:
+def _clock_ahead(store: ObjectStore) -> int:
     """See `LedgerEntry.clock_ahead`. The heads have been read, so the store has answered."""
-    ahead = timedelta(seconds=table.store.clock_ahead() or 0)
+    ahead = timedelta(seconds=store.clock_ahead() or 0)
     return ahead // timedelta(microseconds=1) if abs(ahead) > CLOCKS_APART else 0
 
 
@@ -225,7 +222,7 @@ def discover(table: OpenTable, options: AppendOptions = ALL_NEW, excluded: Colle
             next="give the new files another --batch-id, or none",
         )
     if ground.spec is not None and withdrawn is not None:
-        _refuse_renamed(table, ground.spec, entries, {i.path: i.listed for i in inputs})
+        _refuse_renamed(table.history, ground.spec, entries, {i.path: i.listed for i in inputs})
     # The stamp is of now: listing and hashing may have taken a while.
     received_at = next_stamp(ground.head.body if ground.head else None)
     return replace(
@@ -249,7 +246,7 @@ def skipped_files(table: OpenTable, limit: int) -> Skipped | None:
     pattern = table.settings.landing_dates
     if not pattern:
         return None
-    paths = [found.name for found in table.landing.list("", limit=limit) if is_landing_file(found.name)]
+    paths = [found.name for found in table.resources.landing.list("", limit=limit) if is_landing_file(found.name)]
     undated = [path for path in paths if received_on(path, pattern) is None]
     format_ = table.settings.format
     folders = {_folder(path) for path in paths if not is_stray(path, pattern, format_)}
@@ -270,7 +267,7 @@ def is_landing_file(path: str) -> bool:
     return not any(p.startswith(_IGNORED_STARTS) for p in parts) and not parts[-1].endswith(_IGNORED_ENDS)
 
 
-def refuse_all_skipped(table: OpenTable, ground: Ground) -> None:
+def refuse_all_skipped(name: str, ground: Ground) -> None:
     """Raises RefusedError if the landing zone has files and all of them are skipped."""
     found = ground.skipped
     if found is None or not found.is_all:
@@ -278,15 +275,15 @@ def refuse_all_skipped(table: OpenTable, ground: Ground) -> None:
     fitting = " or ".join(f"`landing_dates = {json.dumps(pattern, ensure_ascii=False)}`" for pattern in found.fitting)
     raise RefusedError(
         "landing-skipped",
-        f"Table {table.name!r} took no landing file: {found} Nothing was committed.",
-        next=f"set {fitting} in [tables.{table.name}] and run the same command again"
+        f"Table {name!r} took no landing file: {found} Nothing was committed.",
+        next=f"set {fitting} in [tables.{name}] and run the same command again"
         if fitting
-        else f"correct `landing_dates` in [tables.{table.name}], or move the files; then run the same command again",
+        else f"correct `landing_dates` in [tables.{name}], or move the files; then run the same command again",
     )
 
 
 def _refuse_renamed(
-    table: OpenTable, spec: TableSpec, entries: Sequence[LedgerEntry], inputs: Mapping[str, ObjectInfo]
+    history: History, spec: TableSpec, entries: Sequence[LedgerEntry], inputs: Mapping[str, ObjectInfo]
 ) -> None:
     """Refuse withdrawn files that were written before a rename: their values would be read into other columns.
 
@@ -295,7 +292,7 @@ def _refuse_renamed(
     if not spec.renames:
         return
     for entry in entries:
-        renamed = spec.changed_names(len(table.spec(entry.spec_version).renames))
+        renamed = spec.changed_names(len(history.spec(entry.spec_version).renames))
         same = [f.path for f in entry.files if f.path in inputs and inputs[f.path].is_same(f.size, f.etag)]
         if renamed and same:
             raise ConfigurationError(
@@ -308,13 +305,14 @@ def _refuse_renamed(
 
 def _refuse_unadopted(table: OpenTable) -> None:
     """Refuse to create a table in a folder that holds data: the table would hide it."""
-    for found in table.store.list(""):
+    store = table.resources.store
+    for found in store.list(""):
         if found.name.endswith(".parquet") and is_landing_file(found.name):
-            if table.objects.ledger.head() is not None:
+            if table.history.objects.ledger.head() is not None:
                 return  # another process has just created the table, and these are its files
             raise ConfigurationError(
                 "not-adopted",
-                f"{table.store.uri()} is not a table yet and holds Parquet files, for example {found.name}. A new table would "
+                f"{store.uri()} is not a table yet and holds Parquet files, for example {found.name}. A new table would "
                 "not show them. Nothing was changed.",
                 next="run `lakeupsert adopt` to make them the table's first batch, or name an empty folder in `processed`",
             )
@@ -348,7 +346,7 @@ def _list_landing(
     folders: set[str] = set()
     listed = by_size = 0
     log: TableLog | None = None
-    for found in table.landing.list(""):
+    for found in table.resources.landing.list(""):
         log = log or log_of(found.name)
         if not is_landing_file(found.name) or not is_candidate(found.name):
             continue
@@ -386,7 +384,8 @@ def _new_files(
 
     # Same path, other etag: only the content shows whether it is the same file sent again.
     unsure = [f for f in files if f.name in known and content_before(f) is None]
-    read = {f.name: file for f, file in zip(unsure, _read_contents(table, unsure), strict=True)}
+    contents = table.resources.map_concurrently(partial(_read_content, table.resources), unsure)
+    read = {f.name: file for f, file in zip(unsure, contents, strict=True)}
     inputs: list[LandingInput] = []
     seen: list[SeenFile] = []
     for found in sorted(files, key=lambda file: arrival_order(file.name, table.settings.landing_dates)):
@@ -401,20 +400,17 @@ def _new_files(
     return tuple(inputs), tuple(seen)
 
 
-def contents_of(table: OpenTable, inputs: Iterable[LandingInput]) -> tuple[SeenFile, ...]:
+def contents_of(resources: Resources, inputs: Iterable[LandingInput]) -> tuple[SeenFile, ...]:
     """These files with the hashes of their content, without those that have changed since they were listed."""
-    return tuple(file for file in _read_contents(table, [i.listed for i in inputs]) if file is not None)
+    found = resources.map_concurrently(partial(_read_content, resources), [i.listed for i in inputs])
+    return tuple(file for file in found if file is not None)
 
 
-def _read_contents(table: OpenTable, files: Sequence[ObjectInfo]) -> list[SeenFile | None]:
-    return list(table.map_concurrently(partial(_read_content, table), files))
-
-
-def _read_content(table: OpenTable, found: ObjectInfo) -> SeenFile | None:
+def _read_content(resources: Resources, found: ObjectInfo) -> SeenFile | None:
     """The file with the hash of its content, which is empty if the store can't give its bytes; None if it has changed since it
     was listed: the next batch takes it."""
     with suppress(ChangedFileError):
-        content = content_hash(table.landing, found.name, found)
+        content = content_hash(resources.landing, found.name, found)
         return SeenFile(path=found.name, size=found.size, etag=found.etag, sha256=content)
     return None
 

@@ -17,6 +17,7 @@ from lakeupsert.landing.formats.positions import LOG_POSITION, began_again
 from lakeupsert.landing.origins import Origins
 from lakeupsert.landing.partitions import partition_sources
 from lakeupsert.phrases import count
+from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.ledger import LedgerEntry, active_batches
 from lakeupsert.table.spec import TableSpec
@@ -34,12 +35,12 @@ _MISPLACED = {
 """By the first ordering column, why its order is not that of the changes."""
 
 
-def misplaced_events(table: OpenTable, spec: TableSpec) -> list[str]:
+def misplaced_events(declaration: Declaration, spec: TableSpec) -> list[str]:
     """A warning if the table's order is not the order in which the source database made the changes."""
     why = _MISPLACED.get(spec.order_by[0])
     if why is None:
         return []
-    if LOG_POSITION in spec.schema.names or table.settings.read.envelope == "debezium":
+    if LOG_POSITION in spec.schema.names or declaration.settings.read.envelope == "debezium":
         order, place = LOG_POSITION, ""
     elif spec.order_by[0] in ("__source_lsn", "__lsn"):
         order = f'__source_ts_us", "{spec.order_by[0]}'
@@ -49,29 +50,29 @@ def misplaced_events(table: OpenTable, spec: TableSpec) -> list[str]:
         )
     else:
         order, place = LOG_POSITION, " (and land whole events, with `envelope`)"
-    another = _another_order(table, order, place)
+    another = _another_order(declaration.name, order, place)
     return [
         f"`order_by` begins with {spec.order_by[0]!r}, which {why}. Rows may be wrong. {another[0].upper()}{another[1:]}"
     ]
 
 
-def _another_order(table: OpenTable, order: str, place: str = "") -> str:
+def _another_order(name: str, order: str, place: str = "") -> str:
     return (
         "the order is fixed when a table is created: give the table another `processed`, set "
-        f'`order_by = ["{order}"]`{place} in [tables.{table.name}], and `lakeupsert run` takes all landing files again'
+        f'`order_by = ["{order}"]`{place} in [tables.{name}], and `lakeupsert run` takes all landing files again'
     )
 
 
-def refuse_misplaced(table: OpenTable, spec: TableSpec, reports: Iterable[object]) -> None:
+def refuse_misplaced(name: str, spec: TableSpec, reports: Iterable[object]) -> None:
     """Raise RefusedError if the batch itself shows that the table's order keeps older events than the last ones."""
     number = sum(report.misplaced for report in reports if isinstance(report, Written))
     if number:
         raise RefusedError(
             "misplaced-events",
-            f"Table {table.name!r}: {count(number, 'key')} of the batch would keep an older row. `order_by` begins with "
+            f"Table {name!r}: {count(number, 'key')} of the batch would keep an older row. `order_by` begins with "
             f"{spec.order_by[0]!r}, by which an event loses to one that came before it in the landing files and in the source's "
             f"log (`{LOG_POSITION}`). Nothing was committed.",
-            next=_another_order(table, LOG_POSITION),
+            next=_another_order(name, LOG_POSITION),
         )
 
 
@@ -104,20 +105,20 @@ def incomplete_creates(entries: Iterable[LedgerEntry]) -> list[str]:
     ]
 
 
-def no_own_rows(table: OpenTable, entry: LedgerEntry) -> list[str]:
+def no_own_rows(declaration: Declaration, entry: LedgerEntry) -> list[str]:
     """A warning if a batch has rows, and `only` leaves out all of them."""
     others = entry.skipped.get(OTHER_TABLE, 0)
     if entry.rows_read or not others:
         return []
-    texts = table.settings.reading.own_texts.items()
+    texts = declaration.settings.reading.own_texts.items()
     own = " and ".join(f"{name} is {' or '.join(map(repr, several))}" for name, several in texts)
     return [
         f"the batch has {count(others, 'record')} of other tables, and none in which {own}: check `only` in "
-        f"[tables.{table.name}.read]"
+        f"[tables.{declaration.name}.read]"
     ]
 
 
-def several_tables(table: OpenTable, origins: Origins) -> list[str]:
+def several_tables(name: str, origins: Origins) -> list[str]:
     """A warning if a batch has rows of several tables, and no `only` says which are this one's."""
     column, names = next(((column, names) for column, names in origins.tables.items() if len(names) > 1), ("", ()))
     if not names:
@@ -126,14 +127,14 @@ def several_tables(table: OpenTable, origins: Origins) -> list[str]:
     listed = ", ".join(map(repr, names))
     return [
         f"the batch has rows of several tables by {column!r}: {listed}. Rows with the same key replace each other, even across "
-        f'these tables. If the table is one of them, set {setting}"{names[0]}" }}` in [tables.{table.name}.read] and give it '
+        f'these tables. If the table is one of them, set {setting}"{names[0]}" }}` in [tables.{name}.read] and give it '
         "another `processed`: `lakeupsert run` takes all landing files again. If all belong to this table, say so: "
         f"{setting}{msgspec.json.encode(names).decode()} }}`"
     ]
 
 
 def misplaced_snapshots(
-    table: OpenTable, spec: TableSpec, batch: LedgerEntry, before: Sequence[LedgerEntry], *, incremental: bool
+    name: str, spec: TableSpec, batch: LedgerEntry, before: Sequence[LedgerEntry], *, incremental: bool
 ) -> list[str]:
     """Warnings about snapshots in a batch that lose to stored rows, or beat newer ones.
 
@@ -150,11 +151,11 @@ def misplaced_snapshots(
     known = {position for one in counted[extracts[-1] if extracts else 0 :] for position in one.positions}
     if batch.full or not began_again({*known, *batch.positions}, known) - began_again(known, known):
         return []
-    again = f"lakeupsert run --full table --again --table {table.name}"
+    again = f"lakeupsert run --full table --again --table {name}"
     return [
         "the batch has the snapshot of a connector that began again without its offsets, or changes from before such a snapshot. "
         "The snapshot loses to all these changes, and it does not say which rows were deleted meanwhile. If the connector missed "
         "changes, go back with "
-        f'`lakeupsert restore`, set `full_extract = "replace"` in [tables.{table.name}] and take the batch with `{again}`; or '
+        f'`lakeupsert restore`, set `full_extract = "replace"` in [tables.{name}] and take the batch with `{again}`; or '
         "land the snapshot in a new table"
     ]

@@ -16,6 +16,8 @@ from lakeupsert.engine.reports import Report, Written
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.discover import AppendOptions, Ground
+from lakeupsert.pipeline.declared import Declaration
+from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.floor import greatest_floor, rank_floors
 from lakeupsert.table.layout import partition_name, partition_texts
@@ -30,41 +32,42 @@ MOST_SHRINKING = 0.4
 NO_EXTRACT = "no landing file is new, so there is no full extract and no key is deleted; a file counts once"
 
 
-def newer_than_extract(table: OpenTable, changes: Changes) -> tuple[str, ...]:
+def newer_than_extract(declaration: Declaration, changes: Changes) -> tuple[str, ...]:
     """A warning if a snapshot with these ``changes`` shows rows that a full extract lacks."""
     stay = changes.newer_than_extract
     if not stay:
         return ()
     one = stay == 1
-    remedy = f'set `full_extract = "replace"` in [tables.{table.name}] before the next extract'
-    if table.settings.history or table.settings.ties == "content":
+    remedy = f'set `full_extract = "replace"` in [tables.{declaration.name}] before the next extract'
+    if declaration.settings.history or declaration.settings.ties == "content":
         remedy = "land deletes of these keys with a greater order"
     return (
-        f"{count(stay, 'row')} of table {table.name!r} {'stays' if one else 'stay'}, although the full extract lacks "
+        f"{count(stay, 'row')} of table {declaration.name!r} {'stays' if one else 'stay'}, although the full extract lacks "
         f"{'its key' if one else 'their keys'}: {'its' if one else 'their'} order is above the greatest of the extract. If the "
         f"extract is right, {remedy}.",
     )
 
 
-def refuse_full_extract(table: OpenTable) -> None:
+def refuse_full_extract(declaration: Declaration) -> None:
     """Raises ConfigurationError if the table's settings do not support full extracts."""
-    if table.settings.key_scope == "table":
+    name = declaration.name
+    if declaration.settings.key_scope == "table":
         raise ConfigurationError(
             "full-extract-of-keys",
-            f'Table {table.name!r} has `key_scope = "table"`, which does not support full extracts: keys that the extract lacks '
+            f'Table {name!r} has `key_scope = "table"`, which does not support full extracts: keys that the extract lacks '
             "would stay in the key index. Nothing was done.",
             next="append the files without --full, and send deletes for the missing keys",
         )
-    if table.settings.mode == "columns":
+    if declaration.settings.mode == "columns":
         raise ConfigurationError(
             "full-extract-of-columns",
-            f'Table {table.name!r} has `mode = "columns"`, which does not support full extracts yet: keys that the extract lacks '
+            f'Table {name!r} has `mode = "columns"`, which does not support full extracts yet: keys that the extract lacks '
             "can't be deleted there. Nothing was done.",
             next="append the files without --full, and send deletes for the missing keys",
         )
 
 
-def refuse_part_of_extract(table: OpenTable, ground: Ground, changed: Sequence[str]) -> None:
+def refuse_part_of_extract(name: str, ground: Ground, changed: Sequence[str]) -> None:
     """Raises RefusedError if some file of the extract would not be taken: its keys would be deleted."""
     why = [f"{path} changed or vanished while it was read" for path in changed]
     why += [
@@ -75,7 +78,7 @@ def refuse_part_of_extract(table: OpenTable, ground: Ground, changed: Sequence[s
         more = f" (and {len(why) - 1} more)" if len(why) > 1 else ""
         raise RefusedError(
             "full-extract-incomplete",
-            f"Full extract for table {table.name!r}: {why[0]}{more}. The keys of the files left out would be deleted. Nothing "
+            f"Full extract for table {name!r}: {why[0]}{more}. The keys of the files left out would be deleted. Nothing "
             "was committed.",
             next="land the whole extract under new file names and run the same command again; or append without --full",
         )
@@ -119,14 +122,14 @@ def full_extract_entry(
 ) -> LedgerEntry:
     """``entry`` as a full extract, which touches every partition in its scope. Raises RefusedError if it may be incomplete."""
     assert options.full is not None, "the batch is a full extract"
-    _refuse_quarantined(table, entry)
-    snapshot = table.last_snapshot()  # another process may have published while the rows were read
+    _refuse_quarantined(table.name, entry)
+    snapshot = table.history.last_snapshot()  # another process may have published while the rows were read
     shown = snapshot.body if snapshot else None
     last = ground.head.number if ground.head else -1
-    scope = partitions_in_scope(table, spec, options.full, entry.touched, shown, last)
+    scope = partitions_in_scope(table.history, spec, options.full, entry.touched, shown, last)
     touched = {partition: entry.touched.get(partition, NOTHING) for partition in sorted(scope)}
     written = [r for r in reports if isinstance(r, Written)]
-    _refuse_shrinking(table, options, touched.keys(), sum(r.live for r in written), shown)
+    _refuse_shrinking(table.name, options, touched.keys(), sum(r.live for r in written), shown)
     orders = [r.order for r in written if r.order]
     order = greatest_floor(orders, spec.tombstone_schema.empty_table(), spec)
     assert order is not None, "it has rows"
@@ -140,12 +143,12 @@ def full_extract_entry(
     return msgspec.structs.replace(entry, touched=touched, full=full)
 
 
-def _refuse_quarantined(table: OpenTable, entry: LedgerEntry) -> None:
+def _refuse_quarantined(name: str, entry: LedgerEntry) -> None:
     if entry.quarantined:
         reasons = ", ".join(f"{n} {reason}" for reason, n in entry.quarantined.items())
         raise RefusedError(
             "full-extract-incomplete",
-            f"Full extract for table {table.name!r}: {entry.rows_quarantined} of {entry.rows_read} rows would be quarantined "
+            f"Full extract for table {name!r}: {entry.rows_quarantined} of {entry.rows_read} rows would be quarantined "
             f"({reasons}), and their keys deleted. Nothing was committed.",
             next=f"look at them (`lakeupsert quarantine {entry.quarantine[0].name}`), then correct these rows or files in the "
             "landing zone and run the same command again; or append without --full",
@@ -153,14 +156,14 @@ def _refuse_quarantined(table: OpenTable, entry: LedgerEntry) -> None:
     if not entry.rows_appended:
         raise RefusedError(
             "empty-full-extract",
-            f"Full extract for table {table.name!r}: there is no row in its {count(len(entry.files), 'file')}. Nothing was "
+            f"Full extract for table {name!r}: there is no row in its {count(len(entry.files), 'file')}. Nothing was "
             "committed.",
             next="find out why the files are empty; remove them from the landing zone, or append them without --full",
         )
 
 
 def partitions_in_scope(
-    table: OpenTable, spec: TableSpec, scope: Scope, named: Collection[str], shown: Snapshot | None, last: int
+    history: History, spec: TableSpec, scope: Scope, named: Collection[str], shown: Snapshot | None, last: int
 ) -> set[str]:
     """The partitions of a full extract behind ledger number ``last``, with those in which it has no row.
 
@@ -171,7 +174,7 @@ def partitions_in_scope(
     """
     if scope == "partitions" and not spec.hash_columns:
         return {*named}
-    since = table.entries(shown.batch if shown else -1, last)
+    since = history.entries(shown.batch if shown else -1, last)
     stored = {*(shown.partitions if shown else ()), *(p for link in since for p in link.body.touched)}
     if scope == "partitions":
         within = {_without_hashes(spec, partition) for partition in named}
@@ -215,13 +218,13 @@ def with_floors(table: OpenTable, spec: TableSpec, entries: Sequence[LedgerEntry
 
 
 def _refuse_shrinking(
-    table: OpenTable, options: AppendOptions, partitions: Collection[str], rows: int, shown: Snapshot | None
+    name: str, options: AppendOptions, partitions: Collection[str], rows: int, shown: Snapshot | None
 ) -> None:
     stored = sum(shown.partitions[p].rows for p in partitions if p in shown.partitions) if shown else 0
     if rows < (1 - MOST_SHRINKING) * stored and not options.may_shrink:
         raise RefusedError(
             "full-extract-shrinks",
-            f"Full extract for table {table.name!r}: it has {rows:,} rows, but its {count(len(partitions), 'partition')} in the "
+            f"Full extract for table {name!r}: it has {rows:,} rows, but its {count(len(partitions), 'partition')} in the "
             f"table have {stored:,}: that is over {MOST_SHRINKING:.0%} fewer. Nothing was committed.",
             next="check whether the extract is complete; if it is, run the same command with --may-shrink",
         )

@@ -25,6 +25,7 @@ from lakeupsert.landing.formats.positions import LOG_POSITION
 from lakeupsert.landing.glimpse import line_of
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.quarantine_limit import truncated
+from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.open_columns import Types, fitted_types, known_types, open_parts
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.convert import texts_like
@@ -47,7 +48,7 @@ def plan_spec(
     names, given = table.declaration.given_types(known.schema.names if known is not None else ())
     if known is not None:
         _refuse_other_keys(table, known, given)
-    observed = _observed_types(known, surveys, names, table.reading)
+    observed = _observed_types(known, surveys, names, table.history.reading)
     if known is None:
         observed = fitted_types(table.declaration, observed, given) if fitted else observed
         return _first_spec(table, surveys, observed, given, ahead=ahead)
@@ -58,13 +59,13 @@ def plan_spec(
     spec = evolve(known, pa.schema([*fields, *((name, type_) for name, type_ in given.items() if name in own)]))
     warnings = [
         *open_parts(table.declaration, observed, given, own, ahead=ahead),
-        *_renamed_at_the_source(table, known, spec, surveys),
+        *_renamed_at_the_source(table.declaration, known, spec, surveys),
         *_text_by_few(table, known, spec, surveys, given, ahead=ahead).values(),
         *_types_without_effect(table, spec, given),
-        *_misspelt_types(table, spec, given),
-        *_dates_without_effect(table, spec),
-        *_aliased_columns(table, spec),
-        *_delete_values_without_effect(table, spec, surveys),
+        *_misspelt_types(table.declaration, spec, given),
+        *_dates_without_effect(table.declaration, spec),
+        *_aliased_columns(table.declaration, spec),
+        *_delete_values_without_effect(table.name, spec, surveys),
     ]
     return spec, warnings
 
@@ -132,7 +133,7 @@ def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, st
     for path, renamed in files:
         for names in renamed.items():
             found.setdefault(names, set()).add(path)
-    reading, aliases = table.reading, dict(table.settings.read.aliases)
+    reading, aliases = table.history.reading, dict(table.settings.read.aliases)
     for own, new in found:
         aliases = rename_aliases(aliases, reading.table_name_of(own), new)
     return [
@@ -143,19 +144,21 @@ def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, st
     ]
 
 
-def contrary_rows(table: OpenTable, entries: Iterable[LedgerEntry]) -> list[str]:
+def contrary_rows(declaration: Declaration, entries: Iterable[LedgerEntry]) -> list[str]:
     """A warning for each column in which rows of these batches have another value than their folder says."""
     counts = sum((Counter(entry.contrary) for entry in entries), Counter[str]())
     return [
         f"column {name!r}: {count(number, 'row')} {'has' if number == 1 else 'have'} another value than the folder {name}=… of "
         f"the landing file; the row's own value counts. If the folder is the day of arrival, say so by `landing_dates` in "
-        f"[tables.{table.name}]"
+        f"[tables.{declaration.name}]"
         for name, number in counts.items()
-        if name.lower() not in table.declaration.arrival_folders
+        if name.lower() not in declaration.arrival_folders
     ]
 
 
-def _renamed_at_the_source(table: OpenTable, known: TableSpec, spec: TableSpec, surveys: Sequence[Survey]) -> list[str]:
+def _renamed_at_the_source(
+    declaration: Declaration, known: TableSpec, spec: TableSpec, surveys: Sequence[Survey]
+) -> list[str]:
     """A warning for files with a new column that lack an old one: it may be the same column under another name."""
     # An old name that comes again is told by `under_old_names`.
     before = {*known.schema.names, *(one.name for one in known.renames)}
@@ -163,7 +166,7 @@ def _renamed_at_the_source(table: OpenTable, known: TableSpec, spec: TableSpec, 
         known.order_by if known.stamped or known.order_in_name else ()
     )
     renamed = {known.names_by_id.get(one.id) for one in known.renames}
-    aliased = {alias.lower() for alias in table.settings.read.aliases}  # `_aliased_columns` of these
+    aliased = {alias.lower() for alias in declaration.settings.read.aliases}  # `_aliased_columns` of these
     told = {name for name in known.schema.names if name in renamed or name.lower() in aliased}
     expected = [n for n in known.schema.names if n not in in_no_file | told] if known.mode == "rows" else []
     found: dict[tuple[str, str], set[str]] = {}
@@ -175,7 +178,7 @@ def _renamed_at_the_source(table: OpenTable, known: TableSpec, spec: TableSpec, 
             found.setdefault((", ".join(map(repr, new)), ", ".join(map(repr, lacking))), set()).add(survey.path)
     return [
         f"{new}, which the table did not have, came in {_files(paths)} without {lacking}: if that is the new name of an old "
-        f"column, `aliases` under [tables.{table.name}.read] makes them one"
+        f"column, `aliases` under [tables.{declaration.name}.read] makes them one"
         for (new, lacking), paths in found.items()
     ]
 
@@ -185,7 +188,7 @@ def without_operations(table: OpenTable, entries: Sequence[LedgerEntry]) -> list
     batches = {number: e.operations for number, e in enumerate(entries) if e.operations is not None}
     if not batches or any(batches.values()):
         return []
-    spec = table.spec(entries[-1].spec_version)
+    spec = table.history.spec(entries[-1].spec_version)
     column = spec.delete.operation or "" if spec.delete else ""
     return [
         f"no file since batch {min(batches)} has the column {column!r} of [tables.{table.name}.delete], so it deletes nothing."
@@ -221,14 +224,14 @@ def _first_spec(
 ) -> tuple[TableSpec, list[str]]:
     """The spec of a new table, and warnings."""
     declaration = table.declaration
-    flaws = [f"{table.landing.uri(s.path)}, {s.flaw}" for s in surveys if s.flaw]
+    flaws = [f"{table.resources.landing.uri(s.path)}, {s.flaw}" for s in surveys if s.flaw]
     truncates = [s for s in surveys if s.flaw and s.flaw.truncate is not None]
     if truncates and not observed:
-        raise truncated(table, f"{truncates[0].path}, {truncates[0].flaw}.")
+        raise truncated(table.name, f"{truncates[0].path}, {truncates[0].flaw}.")
     try:
         fields = [pa.field(*one) for one in known_types(declaration, observed, given).items()]
     except ConfigurationError:
-        _refuse_without_rows(table, flaws)
+        _refuse_without_rows(table.name, flaws)
         raise
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
     if not fields and not later and table.settings.read.envelope:
@@ -239,7 +242,7 @@ def _first_spec(
             next=f"correct `envelope` in [tables.{table.name}.read], or leave it out if the rows are not wrapped",
         )
     if not fields:
-        _refuse_without_rows(table, flaws)
+        _refuse_without_rows(table.name, flaws)
     if not fields:  # files without a line have no columns: only the given ones are known
         fields, later = later, []
     spec = declaration.new_spec(pa.schema(fields), later)
@@ -263,19 +266,19 @@ def _first_spec(
             if n in undated
         ),
         *by_few.values(),
-        *_dates_without_effect(table, spec),
-        *_aliased_columns(table, spec),
-        *_delete_values_without_effect(table, spec, surveys),
+        *_dates_without_effect(table.declaration, spec),
+        *_aliased_columns(table.declaration, spec),
+        *_delete_values_without_effect(table.name, spec, surveys),
     ]
     return spec, warnings
 
 
-def _refuse_without_rows(table: OpenTable, flaws: Sequence[str]) -> None:
+def _refuse_without_rows(name: str, flaws: Sequence[str]) -> None:
     """Refuse files of which no record can be read; ``flaws`` are the first ones of such files."""
     if flaws:
         raise RefusedError(
             "no-readable-file",
-            f"Table {table.name!r} can't be created: no landing file has a row that can be read. The first is {flaws[0]}. "
+            f"Table {name!r} can't be created: no landing file has a row that can be read. The first is {flaws[0]}. "
             "Nothing was committed.",
             next="correct or remove these files, or the settings that say how they are read, then run `lakeupsert run` again",
         )
@@ -299,7 +302,7 @@ def _text_by_few(
     for name in spec.schema.names:
         dominant = dominant_types.get(name) if name in columns else None
         if dominant is not None and dominant.is_clear:
-            unfit = describe_unfit(table.landing, dominant, table.reading)
+            unfit = describe_unfit(table.resources.landing, dominant, table.history.reading)
             type_ = type_name(dominant.type)
             setting = f'`{toml_key(name)} = "{type_}"` under [tables.{table.name}.schema]'
             if ahead:
@@ -339,10 +342,10 @@ def _types_without_effect(table: OpenTable, spec: TableSpec, given: Types) -> li
     ]
 
 
-def _dates_without_effect(table: OpenTable, spec: TableSpec) -> list[str]:
+def _dates_without_effect(declaration: Declaration, spec: TableSpec) -> list[str]:
     """A warning for each column under `read.dates` that the table has in another type, or does not have."""
-    where, warnings = f"`dates` under [tables.{table.name}.read]", []
-    for column in table.settings.read.dates:
+    where, warnings = f"`dates` under [tables.{declaration.name}.read]", []
+    for column in declaration.settings.read.dates:
         name = spec.table_name_of(column)
         if name not in spec.schema.names:
             hint = did_you_mean(column, spec.schema.names)
@@ -353,16 +356,16 @@ def _dates_without_effect(table: OpenTable, spec: TableSpec) -> list[str]:
     return warnings
 
 
-def _misspelt_types(table: OpenTable, spec: TableSpec, given: Types) -> list[str]:
+def _misspelt_types(declaration: Declaration, spec: TableSpec, given: Types) -> list[str]:
     """A warning for each type in the configuration that is given to a misspelt column."""
     absent = [name for name in given if name not in spec.schema.names]
     return [
-        f"the table has no column {name!r}, to which [tables.{table.name}.schema] gives a type. Did you mean {close!r}?"
-        for name, close in table.declaration.misspelt_columns(spec.schema.names, absent).items()
+        f"the table has no column {name!r}, to which [tables.{declaration.name}.schema] gives a type. Did you mean {close!r}?"
+        for name, close in declaration.misspelt_columns(spec.schema.names, absent).items()
     ]
 
 
-def _aliased_columns(table: OpenTable, spec: TableSpec) -> list[str]:
+def _aliased_columns(declaration: Declaration, spec: TableSpec) -> list[str]:
     """A warning for each column of the table whose values `aliases` put into another column.
 
     There is none if that other column was renamed from it: files still had the old name, which became a column of its own,
@@ -374,15 +377,15 @@ def _aliased_columns(table: OpenTable, spec: TableSpec) -> list[str]:
         name.lower(): name for name in (*spec.schema.names, *([spec.delete.operation] if spec.delete else [])) if name
     }
     return [
-        f"column {own[alias.lower()]!r} gets no value from landing files: `aliases` under [tables.{table.name}.read] put their "
-        f"{alias!r} into the column {column!r}; if that is wrong, remove this alias and land the files that came since then "
-        "under other names"
-        for alias, column in table.settings.read.aliases.items()
+        f"column {own[alias.lower()]!r} gets no value from landing files: `aliases` under [tables.{declaration.name}.read] put "
+        f"their {alias!r} into the column {column!r}; if that is wrong, remove this alias and land the files that came since "
+        "then under other names"
+        for alias, column in declaration.settings.read.aliases.items()
         if alias.lower() in own and (alias.lower(), column.lower()) not in renamed
     ]
 
 
-def _delete_values_without_effect(table: OpenTable, spec: TableSpec, surveys: Sequence[Survey]) -> list[str]:
+def _delete_values_without_effect(name: str, spec: TableSpec, surveys: Sequence[Survey]) -> list[str]:
     """A warning for each type of the operation column in typed files whose texts never equal any of `delete.values`."""
     rule = spec.delete
     if rule is None or rule.column is None:
@@ -401,7 +404,7 @@ def _delete_values_without_effect(table: OpenTable, spec: TableSpec, surveys: Se
         instead = ", ".join(repr(text) for text in alike if text is not None)
         warnings.append(
             f"column {rule.column!r} deletes nothing in {_files(of_type)}: its type is {type_} there, and the text of such a "
-            f"column is never one of the values of [tables.{table.name}.delete], {values}"
+            f"column is never one of the values of [tables.{name}.delete], {values}"
             f"{f'; they would be {instead} there' if instead else ''}. Values are fixed when a table is created: land the files "
             "with another type in that column, or create the table with other values"
         )

@@ -14,6 +14,7 @@ from lakeupsert.landing.formats.envelopes import NEW_TABLE
 from lakeupsert.landing.origins import UNKNOWN_VERSION, Origins
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.discover import AppendOptions, Ground
+from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.ledger import LedgerEntry, active_batches
 
@@ -23,14 +24,14 @@ def refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry, exa
     # One row for each unreadable file, and rows that were stored.
     others = entry.quarantined.get("unreadable_file", 0) + entry.orphans
     refused, rows = entry.rows_quarantined - others, entry.rows_read - others
-    is_first = _is_first(table, ground)
+    is_first = _is_first(table.history, ground)
     if table.settings.within_limit(refused, rows, is_first=is_first):
         return
     allowed = table.settings.limit_text(refused, rows, is_first=is_first)
     reasons = ", ".join(f"{n} {reason}" for reason, n in entry.quarantined.items())
     usual = max(examples.keys() - {"unreadable_file"}, key=lambda reason: entry.quarantined[reason])
     names = [f.name for f in entry.quarantine[:3]]
-    files = ", ".join(map(table.store.uri, names))
+    files = ", ".join(map(table.resources.store.uri, names))
     raise RefusedError(
         "quarantine-limit",
         f"Batch of {count(len(entry.files), 'file')} for table {table.name!r}: {refused} of {rows} rows would be quarantined "
@@ -49,13 +50,13 @@ def refuse_truncate(table: OpenTable, ground: Ground, reports: Iterable[Report])
     times = sum(r.reasons["truncate"] for r in refused)
     first = (
         ""
-        if _is_first(table, ground)
+        if _is_first(table.history, ground)
         else (
             "land what came before the last truncate and run; then "
             f'`lakeupsert delete --table {shlex.quote(table.name)} --where "{table.settings.key[0]} is not null" --yes`; then '
         )
     )
-    raise truncated(table, refused[0].examples["truncate"], f" The batch has {count(times, 'truncate')}.", first)
+    raise truncated(table.name, refused[0].examples["truncate"], f" The batch has {count(times, 'truncate')}.", first)
 
 
 def refuse_new_versions(table: OpenTable, ground: Ground, origins: Origins, options: AppendOptions) -> None:
@@ -65,7 +66,7 @@ def refuse_new_versions(table: OpenTable, ground: Ground, origins: Origins, opti
     After a full extract of the table no stored row counts that it lacks. If other batches have rows of the version, it may lack
     these, so it needs `may_shrink`.
     """
-    counted = _entries_since_full(table, ground) if origins.begun else []
+    counted = _entries_since_full(table.history, ground) if origins.begun else []
     full = f"`lakeupsert run --full table --table {shlex.quote(table.name)}`"
     for stream, version in origins.begun.items():
         here = origins.versions.get(stream, version)
@@ -95,12 +96,12 @@ def refuse_new_versions(table: OpenTable, ground: Ground, origins: Origins, opti
         )
 
 
-def _entries_since_full(table: OpenTable, ground: Ground) -> list[LedgerEntry]:
+def _entries_since_full(history: History, ground: Ground) -> list[LedgerEntry]:
     """The batches that count, from the last full extract of the whole table on; without one, also the adopted rows."""
     numbers = sorted(active_batches(enumerate(ground.entries)))
     counted = [ground.entries[number] for number in numbers]
     extracts = [n for n, one in enumerate(counted) if one.full and one.full.scope == "table"]
-    begin = table.entry(0) if ground.entries and not extracts else None
+    begin = history.entry(0) if ground.entries and not extracts else None
     return [*([begin.body] if begin and begin.body.touched else []), *counted[extracts[-1] if extracts else 0 :]]
 
 
@@ -111,19 +112,19 @@ def _lowest_version(entry: LedgerEntry, stream: str, none: int) -> int:
     return UNKNOWN_VERSION if entry.versions is None else entry.versions.get(stream, none)
 
 
-def truncated(table: OpenTable, example: str, times: str = "", first: str = "") -> RefusedError:
+def truncated(name: str, example: str, times: str = "", first: str = "") -> RefusedError:
     """The error for a batch with a truncate. ``first``: what to do with stored rows."""
     return RefusedError(
         "truncated-source",
-        f"Table {table.name!r}: {example} lakeupsert does not apply truncates: the rows from before it would stay.{times} "
+        f"Table {name!r}: {example} lakeupsert does not apply truncates: the rows from before it would stay.{times} "
         "Nothing was committed.",
         next=f"{first}land what came after the last truncate, in files without it, and run",
     )
 
 
-def _is_first(table: OpenTable, ground: Ground) -> bool:
+def _is_first(history: History, ground: Ground) -> bool:
     """Whether the table has no batch and no adopted file yet: then this batch decides which types the columns have."""
     if ground.head is None:
         return True
-    begin = table.entry(0)
+    begin = history.entry(0)
     return not any(e.kind == "batch" for e in ground.entries) and not (begin and begin.body.touched)

@@ -17,7 +17,6 @@ from lakeupsert.rows.datafiles import bytes_without_rows
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import DataFile, share
-from lakeupsert.table.spec import TableSpec
 
 ALONE_BUCKETS = 4
 """One worker does the work of so many buckets' bytes without sharing it, and without a cut. More: a night waits longer for its
@@ -48,12 +47,12 @@ class Cut:
     task: CutTask
 
 
-def cuts_of(step: Step, spec: TableSpec, bucket_bytes: int) -> tuple[Cut, ...]:
+def cuts_of(step: Step, bucket_bytes: int) -> tuple[Cut, ...]:
     """What to cut before the step is merged: nothing if that spares little, or if the pieces would be mostly footers.
 
     A cut reads about one bucket's bytes, or one file, or as much as the footers of its pieces need to be a small part.
     """
-    footer = bytes_without_rows(spec.base_schema.types)
+    footer = bytes_without_rows(step.spec.base_schema.types)
     readers: Counter[DataFile] = Counter()
     groups: dict[_Group, dict[DataFile, int]] = {}
     bits: Counter[_Group] = Counter()
@@ -85,9 +84,9 @@ def cuts_of(step: Step, spec: TableSpec, bucket_bytes: int) -> tuple[Cut, ...]:
     return tuple(found)
 
 
-def bytes_to_cut(step: Step, spec: TableSpec, bucket_bytes: int) -> int:
+def bytes_to_cut(step: Step, bucket_bytes: int) -> int:
     """Bytes that a cut would read and write, and that the merges would read again."""
-    return sum(cut.task.bytes for cut in cuts_of(step, spec, bucket_bytes))
+    return sum(cut.task.bytes for cut in cuts_of(step, bucket_bytes))
 
 
 def after_cut(step: Step, cuts: Sequence[Cut], outputs: Iterable[CutOutput]) -> Step:
@@ -104,7 +103,6 @@ def after_cut(step: Step, cuts: Sequence[Cut], outputs: Iterable[CutOutput]) -> 
 def cut_alone(
     engine: Engine,
     store: ObjectStore,
-    spec: TableSpec,
     steps: Sequence[Step],
     bucket_bytes: int,
     discard: Callable[[Collection[str]], object],
@@ -114,9 +112,9 @@ def cut_alone(
 
     Steps have one spec version. Whoever merges a step that is returned deletes its `packs_of` afterwards.
     """
-    cuts = [cuts_of(step, spec, bucket_bytes) for step in steps]
+    cuts = [cuts_of(step, bucket_bytes) for step in steps]
     tasks = [cut.task for of_step in cuts for cut in of_step]
-    outputs = iter(engine.cut(store, spec, steps[0].spec_version, tasks) if tasks else ())
+    outputs = iter(engine.cut(store, steps[0].spec, steps[0].spec_version, tasks) if tasks else ())
     found: list[Step | Exception] = []
     for step, of_step in zip(steps, cuts, strict=True):
         done = [next(outputs) for _ in of_step]

@@ -27,16 +27,16 @@ from lakeupsert.engine.runs import runs
 from lakeupsert.errors import DamagedTableError, RefusedError, TryAgainError
 from lakeupsert.pipeline.merge.cuts import cut_alone, packs_of
 from lakeupsert.pipeline.merge.next_version import version_after
-from lakeupsert.pipeline.merge.steps import Step, next_step, rewrite_step
+from lakeupsert.pipeline.merge.state import read_states
+from lakeupsert.pipeline.merge.steps import Step, step_of
 from lakeupsert.pipeline.merge.units import Unit, UnitResult, UnitResults, is_shared
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.retries import CHAIN_ATTEMPTS
 from lakeupsert.rows.vectors import store_vectors
-from lakeupsert.storage import NotFoundError
+from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import NO_CHANGES, BucketEntry, Changes, Manifest
-from lakeupsert.table.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def dedupe_partitions(
     A partition whose merge raises an error is ``failed``. Raises TryAgainError, and what keeps a step from being found. Some
     partitions may then be merged; the call can be repeated.
     """
-    snapshot = table.last_snapshot()
+    snapshot = table.history.last_snapshot()
     results = {partition: PartitionResult(partition) for partition in wanted}
     lost_races = dict.fromkeys(wanted, 0)
     todo = dict(wanted)
@@ -131,11 +131,14 @@ def dedupe_partitions(
     while todo:
         begun = clock.elapsed()
         steps: list[Step] = []
-        for partition, (head, step) in find_steps(table, snapshot, todo, work, heads).items():
+        for partition, (head, state) in read_states(
+            table.resources, table.history, snapshot, todo, work, heads
+        ).items():
             results[partition] = result = _at_head(results[partition], head)
-            if step is None:
+            if state is None:
                 del todo[partition]
                 continue
+            step = step_of(table.history, table.settings, state)
             match choose_route(table, engine, step):
                 case Here():
                     steps.append(step)
@@ -148,12 +151,13 @@ def dedupe_partitions(
         heads = {}
         for run in _calls(steps):
             merges, failures = _merge(table, engine, run, begun)
-            for merge, link in zip(merges, table.map_concurrently(partial(_commit, table), merges), strict=True):
+            links = table.resources.map_concurrently(partial(_commit, table), merges)
+            for merge, link in zip(merges, links, strict=True):
                 partition = merge.step.partition
                 if link is None:
                     lost_races[partition] += 1
                     if lost_races[partition] > CHAIN_ATTEMPTS:
-                        raise races_exhausted(table.store.uri(partition), CHAIN_ATTEMPTS)
+                        raise races_exhausted(table.resources.store.uri(partition), CHAIN_ATTEMPTS)
                 else:
                     heads[partition] = link
                     results[partition] = _add(results[partition], merge, link)
@@ -177,8 +181,8 @@ def _calls(steps: Sequence[Step]) -> Iterator[list[Step]]:
 
 def choose_route(table: OpenTable, engine: Engine, step: Step) -> Route:
     """Raises RefusedError if the step does not fit into this worker's memory and no other worker can take it."""
-    shared = engine.shares_units and is_shared(table, step)
-    if (table.large_queue is not None or not shared) and _is_large(table, engine, step, step.tasks):
+    shared = engine.shares_units and is_shared(step, table.settings.bucket_bytes)
+    if (table.resources.large_queue is not None or not shared) and _is_large(table, engine, step, step.tasks):
         return Large()
     if shared:
         # If every unit is done, one more message of any unit is needed for what follows.
@@ -196,11 +200,12 @@ def dedupe_unit(
 
     A partition is ``clean`` if other units are missing, or if its next step has no such unit.
     """
-    snapshot = table.last_snapshot()
+    snapshot = table.history.last_snapshot()
     results = []
-    for partition, (head, step) in find_steps(table, snapshot, wanted, work, {}).items():
+    for partition, (head, state) in read_states(table.resources, table.history, snapshot, wanted, work, {}).items():
         result = _at_head(PartitionResult(partition), head)
-        if step is not None and is_shared(table, step):
+        step = None if state is None else step_of(table.history, table.settings, state)
+        if step is not None and is_shared(step, table.settings.bucket_bytes):
             result = _do_unit(table, engine, step, unit, result)
         results.append(result)
     return results
@@ -218,14 +223,14 @@ def _do_unit(table: OpenTable, engine: Engine, step: Step, number: int, result: 
         if _is_large(table, engine, step, unit.merges):
             return replace(result, status="large")
         try:
-            done = _run_unit(table, engine, step, unit)
+            done = _run_unit(table.resources.store, engine, step, unit)
         except DamagedTableError:
-            number_now = table.objects.partition(step.partition).newest_number()
+            number_now = table.history.objects.partition(step.partition).newest_number()
             if number_now == (step.head.number if step.head else None):
                 raise
             return result  # another worker committed the step, and deleted what was cut
         results.put(number, done)
-        table.emit(_unit_event(table, engine, results, number, done, clock.elapsed() - begun))
+        table.resources.emit(_unit_event(table, engine, results, number, done, clock.elapsed() - begun))
         missing = results.find_missing()
     if missing or number >= len(results.units):
         return result
@@ -243,62 +248,26 @@ def _do_unit(table: OpenTable, engine: Engine, step: Step, number: int, result: 
     return _add(result, merge, link)
 
 
-def _run_unit(table: OpenTable, engine: Engine, step: Step, unit: Unit) -> UnitResult:
-    spec, version = table.spec(step.spec_version), step.spec_version
+def _run_unit(store: ObjectStore, engine: Engine, step: Step, unit: Unit) -> UnitResult:
     if unit.cut:
-        [output] = all_or_raise(engine.cut(table.store, spec, version, [unit.cut]))
+        [output] = all_or_raise(engine.cut(store, step.spec, step.spec_version, [unit.cut]))
         return UnitResult(cut=output)
-    return UnitResult(merged=tuple(all_or_raise(engine.merge(table.store, spec, version, unit.merges))))
-
-
-def find_steps(
-    table: OpenTable,
-    snapshot: Link[Snapshot] | None,
-    wanted: dict[str, int],
-    work: str | None,
-    known: dict[str, Link[Manifest]],
-) -> dict[str, tuple[Link[Manifest] | None, Step | None]]:
-    """The head and the next step of each partition, None if nothing is left to do. Heads that are ``known`` are not read."""
-    found: dict[str, tuple[Link[Manifest] | None, Step | None]] = {}
-    if work is not None:
-        for partition, link in {**table.heads(wanted.keys() - known.keys()), **known}.items():
-            # The message came again. Vacuum may have deleted the work object, so that must not be read.
-            if link.body.reprocessed == work:
-                found[partition] = link, None
-    todo = {partition: batch for partition, batch in wanted.items() if partition not in found}
-    from_landing = work is not None and bool(todo) and table.work(work).source == "landing"
-    unknown = [partition for partition in todo if partition not in known]
-    newest = table.map_concurrently(
-        lambda partition: table.newest(
-            partition, snapshot, from_landing=from_landing, up_to=todo[partition] if work is None else None
-        ),
-        unknown,
-    )
-    heads: dict[str, Link[Manifest] | None] = {**known, **dict(zip(unknown, newest, strict=True))}
-    for partition, batch in todo.items():
-        head = heads[partition]
-        if work is None:
-            step = next_step(table, partition, batch, snapshot.body if snapshot else None, head)
-        else:
-            step = rewrite_step(table, head, partition, work)
-        found[partition] = head, step
-    return found
+    return UnitResult(merged=tuple(all_or_raise(engine.merge(store, step.spec, step.spec_version, unit.merges))))
 
 
 def _merge(
     table: OpenTable, engine: Engine, steps: Sequence[Step], begun: float
 ) -> tuple[list[_Merge], dict[str, Exception]]:
     """The steps that were merged, since ``begun``, and the error of each other partition. All have one spec version."""
-    version = steps[0].spec_version
-    spec = table.spec(version)
-    after = cut_alone(engine, table.store, spec, steps, table.settings.bucket_bytes, table.discard)
+    store, spec, version = table.resources.store, steps[0].spec, steps[0].spec_version
+    after = cut_alone(engine, store, steps, table.settings.bucket_bytes, table.resources.discard)
     failures = {s.partition: e for s, e in zip(steps, after, strict=True) if isinstance(e, Exception)}
     cut = [step for step in after if not isinstance(step, Exception)]
     try:
         tasks = [task for step in cut for task in step.tasks]
-        outputs = iter(engine.merge(table.store, spec, version, tasks) if tasks else ())
+        outputs = iter(engine.merge(store, spec, version, tasks) if tasks else ())
     finally:
-        table.discard({name for step in cut for name in packs_of(step)})
+        table.resources.discard({name for step in cut for name in packs_of(step)})
     found: list[tuple[Step, list[MergeOutput]]] = []
     for step in cut:
         of_step = [next(outputs) for _ in step.tasks]
@@ -306,7 +275,7 @@ def _merge(
         merged = [output for output in of_step if not isinstance(output, Exception)]
         if failure:
             failures[step.partition] = failure
-            table.discard({name for output in merged for name in output.objects} - _stored_objects(step))
+            table.resources.discard({name for output in merged for name in output.objects} - _stored_objects(step))
         else:
             found.append((step, merged))
     seconds = (clock.elapsed() - begun) / max(1, len(steps))
@@ -316,11 +285,11 @@ def _merge(
 def _is_large(table: OpenTable, engine: Engine, step: Step, tasks: Sequence[MergeTask]) -> bool:
     """Whether the workers of large partitions merge these tasks. RefusedError if they don't fit here and there are no such
     workers."""
-    spec, large = table.spec(step.spec_version), table.settings.large
-    needs = max((engine.memory_of(spec, task) for task in tasks), default=0)
+    large = table.settings.large
+    needs = max((engine.memory_of(step.spec, task) for task in tasks), default=0)
     size = sum(file.bytes for file in dict.fromkeys(file for task in tasks for file in task.read))
     fits = engine.memory_limit is None or needs <= engine.memory_limit
-    if large is not None and table.large_queue is not None:
+    if large is not None and table.resources.large_queue is not None:
         return not fits or size > large.most_bytes
     if fits:
         return False
@@ -340,9 +309,9 @@ def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[
     With ``own_files`` nobody else can commit these files, so they are deleted after a lost race.
     """
     step, head = merge.step, merge.step.head
-    chain = table.objects.partition(step.partition)
+    chain = table.history.objects.partition(step.partition)
     new_vectors = partial(TableObjects.new, "vectors", step.start, step.partition)
-    kept = store_vectors(table.store, [output.kept for output in merge.outputs], new_vectors)
+    kept = store_vectors(table.resources.store, [output.kept for output in merge.outputs], new_vectors)
     outputs = [replace(output, kept=tuple(files)) for output, files in zip(merge.outputs, kept, strict=True)]
     provenance: dict[str, str | float | int] = {
         "engine": merge.engine,
@@ -354,7 +323,7 @@ def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[
     while True:
         outcome = chain.append(version_after(step, head, outputs, provenance), head)
         if outcome.link is not None:
-            table.emit(_merge_event(table, merge, outcome.link, clock.elapsed() - begun))
+            table.resources.emit(_merge_event(table, merge, outcome.link, clock.elapsed() - begun))
         if outcome.result != "lost":
             return outcome.link  # None if unknown: vacuum deals with the files, and the head says what is left to do
         newer = chain.head()
@@ -362,7 +331,8 @@ def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[
         fenced = newer is not None and newer.body.fence is not None and newer.body.fence >= step.start
         if fenced or _buckets(newer) != _buckets(head):
             of_units = set() if own_files else {name for output in merge.outputs for name in output.objects}
-            table.discard({name for output in outputs for name in output.objects} - _stored_objects(step) - of_units)
+            written = {name for output in outputs for name in output.objects}
+            table.resources.discard(written - _stored_objects(step) - of_units)
             return None
         head = newer  # the new version, for example a mark, changed no bucket: the merge still holds
 
@@ -423,7 +393,7 @@ def _merge_event(table: OpenTable, merge: _Merge, link: Link[Manifest], commit_s
         batch=result.merged,
         entry=link.body.entry,
         seconds=round(result.seconds + commit_seconds, 6),
-        requests=table.store.requests.take(),
+        requests=table.resources.store.requests.take(),
         partition=result.partition,
         version=result.version,
         rows_in=result.rows_in,
@@ -455,7 +425,7 @@ def _unit_event(
         batch=step.up_to,
         entry=step.entry,
         seconds=round(seconds, 6),
-        requests=table.store.requests.take(),
+        requests=table.resources.store.requests.take(),
         partition=step.partition,
         unit=number,
         units=len(results.units),

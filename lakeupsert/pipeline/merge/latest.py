@@ -8,7 +8,7 @@ Repeat    safe, also beside appends, workers, publishers and restores, since eve
 The ledger's number is read first and bounds everything else: a partition's head may hold batches that others do not show yet.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -16,10 +16,14 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.merge import MergeOutput
 from lakeupsert.errors import DamagedTableError, RefusedError
+from lakeupsert.pipeline.history import History
+from lakeupsert.pipeline.integrity import refuse_another_entry
 from lakeupsert.pipeline.merge.cuts import cut_alone
 from lakeupsert.pipeline.merge.next_version import version_after
-from lakeupsert.pipeline.merge.steps import Step, merges_one_by_one, next_step, step_to
+from lakeupsert.pipeline.merge.state import merged_up_to, merges_one_by_one, next_state, state_at
+from lakeupsert.pipeline.merge.steps import Step, step_of
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.read.view import View, partitions_of
 from lakeupsert.retries import LATEST_ATTEMPTS
 from lakeupsert.storage import ObjectStore
@@ -28,7 +32,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
-from lakeupsert.table.spec import VERSION_FIELDS, TableSpec
+from lakeupsert.table.spec import VERSION_FIELDS
 
 
 @dataclass(frozen=True)
@@ -59,57 +63,58 @@ def latest(table: OpenTable, where: str | None = None) -> View:
     It needs the memory of one merge; the temporary folder holds the dirty partitions. Raises DamagedTableError or RefusedError,
     naming the partition, if a pending batch can't be merged.
     """
-    table.existing_spec()  # raises if there is no table, or another one
-    heads = _read_heads(table)
+    table.history.existing_spec()  # raises if there is no table, or another one
+    heads = _read_heads(table.history)
     for _ in range(LATEST_ATTEMPTS - 1):
         try:
             return _merged(table, heads, where)
         except DamagedTableError:
-            before, heads = heads, _read_heads(table)
+            before, heads = heads, _read_heads(table.history)
             if heads.numbers == before.numbers:
                 raise
     return _merged(table, heads, where)
 
 
-def _read_heads(table: OpenTable) -> _Heads:
-    ledger = table.ledger_head()  # first: it bounds everything else
-    link = table.last_snapshot()
+def _read_heads(history: History) -> _Heads:
+    ledger = history.ledger_head()  # first: it bounds everything else
+    link = history.last_snapshot()
     snapshot = link.body if link else None
     batch = max(ledger.number if ledger else 0, snapshot.batch if snapshot else 0)
-    touched = table.unpublished(snapshot, batch) if ledger else {}
+    touched = unpublished(history, snapshot, batch) if ledger else {}
     return _Heads(
         batch=batch,
         number=link.number if link else None,
         snapshot=snapshot or Snapshot(batch=-1, spec_version=0),
         touched=touched,
-        newest=table.heads(touched),
+        newest=history.heads(touched),
     )
 
 
 def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
-    entry = table.entry(heads.batch)
+    entry = table.history.entry(heads.batch)
     spec_version = entry.body.spec_version if entry else 0
-    spec = table.spec(spec_version)
+    spec = table.history.spec(spec_version)
     # The filter may name them, if the reader has them.
     filterable = pa.schema([*spec.schema, *(VERSION_FIELDS if spec.versions else ())])
     wanted = list(partitions_of(spec, {*heads.snapshot.partitions, *heads.touched}, where, filterable))
     shown = {p: heads.snapshot.partitions[p] for p in wanted if p not in heads.touched}
     # All are planned before any is merged, so that a missing version is found early.
-    heads_of = {p: _head(table, heads, p, spec_version) for p in wanted if p in heads.touched}
+    heads_of = {p: _head(table.history, heads, p, spec_version) for p in wanted if p in heads.touched}
     steps = {p: _step(table, heads, p, head) for p, head in heads_of.items()}
     pinned: dict[str, tuple[BucketEntry, ...]] = {}
     # A restore alone has no task, but batches that are merged one by one may follow it.
     merges = any(step.tasks or step.up_to < heads.touched[p] for p, step in steps.items())
-    overlay = OverlayStore(table.store) if merges else None
+    overlay = OverlayStore(table.resources.store) if merges else None
+    store = overlay or table.resources.store
     try:
         for partition, step in steps.items():
             head = heads_of[partition]
             while step.up_to < heads.touched[partition]:
-                outputs = _outputs(table, overlay or table.store, table.spec(step.spec_version), step)
-                body = version_after(step, head, outputs, {})
+                body = version_after(step, head, _outputs(step, store, table.settings.bucket_bytes), {})
                 head = Link(number=step.start, write_id="", parent="", written_at="", body=body, read_at=0.0)
                 step = _step(table, heads, partition, head)
-            body = version_after(step, head, _outputs(table, overlay or table.store, spec, step), {})
+            step = replace(step, spec=spec)
+            body = version_after(step, head, _outputs(step, store, table.settings.bucket_bytes), {})
             pinned[partition] = body.buckets
             shown[partition] = PartitionVersion.of(body, -1)
     except BaseException:
@@ -117,25 +122,25 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
             overlay.remove()
         raise
     snapshot = Snapshot(batch=heads.batch, spec_version=spec_version, partitions=shown)
-    return View(TableObjects(overlay) if overlay else table.objects, spec, snapshot, None, pinned)
+    return View(TableObjects(overlay) if overlay else table.history.objects, spec, snapshot, None, pinned)
 
 
-def _head(table: OpenTable, heads: _Heads, partition: str, spec_version: int) -> Link[Manifest] | None:
+def _head(history: History, heads: _Heads, partition: str, spec_version: int) -> Link[Manifest] | None:
     """The newest version up to the batch that the batch's spec describes.
 
     A version that was rewritten after a later rename has column names that this spec does not know.
     """
-    chain, version = table.objects.partition(partition), heads.newest.get(partition)
+    chain, version = history.objects.partition(partition), heads.newest.get(partition)
     if heads.snapshot.lost(partition, version):
         shown = heads.snapshot.partitions[partition].version
-        raise table.objects.missing(partition, shown, f"Snapshot {heads.number}", lost=True)
-    renames = len(table.spec(spec_version).renames)
+        raise history.objects.missing(partition, shown, f"Snapshot {heads.number}", lost=True)
+    renames = len(history.spec(spec_version).renames)
     while version is not None and (
-        version.body.merged > heads.batch or len(table.spec(version.body.spec_version).renames) > renames
+        version.body.merged > heads.batch or len(history.spec(version.body.spec_version).renames) > renames
     ):
         version = next(chain.between(version.number - 2, version.number - 1)) if version.number else None
     if version is not None:
-        table.refuse_another_entry(version.body, heads.snapshot)
+        refuse_another_entry(history, version.body, heads.snapshot)
     return version
 
 
@@ -144,24 +149,22 @@ def _step(table: OpenTable, heads: _Heads, partition: str, head: Link[Manifest] 
 
     It has no task if nothing is pending, or only a restore.
     """
-    merged_up_to, batch = head.body.merged if head else 0, heads.touched[partition]
-    # Up to the snapshot's batch everything is merged, unless it says that this partition lags.
-    low = merged_up_to if partition in heads.snapshot.lagging else max(merged_up_to, heads.snapshot.batch)
-    pending = [link for link in table.entries(low, batch) if partition in link.body.touched]
+    history, batch = table.history, heads.touched[partition]
+    low = merged_up_to(partition, head, heads.snapshot)
+    pending = [link for link in history.entries(low, batch) if partition in link.body.touched]
+    state = None
     if merges_one_by_one(head, pending, partition):
-        next_one = next_step(table, partition, batch, heads.snapshot if heads.number is not None else None, head)
-        if next_one is not None:
-            return next_one
-    return step_to(table, head, partition, low, batch)
+        state = next_state(history, partition, batch, heads.snapshot if heads.number is not None else None, head)
+    return step_of(history, table.settings, state or state_at(history, partition, head, low, batch))
 
 
-def _outputs(table: OpenTable, store: ObjectStore, spec: TableSpec, step: Step) -> list[MergeOutput]:
+def _outputs(step: Step, store: ObjectStore, bucket_bytes: int) -> list[MergeOutput]:
     if not step.tasks:
         return []
     try:
         engine = ArrowEngine()
-        [step] = all_or_raise(cut_alone(engine, store, spec, [step], table.settings.bucket_bytes, store.delete))
-        return all_or_raise(engine.merge(store, spec, step.spec_version, step.tasks))
+        [step] = all_or_raise(cut_alone(engine, store, [step], bucket_bytes, store.delete))
+        return all_or_raise(engine.merge(store, step.spec, step.spec_version, step.tasks))
     except (DamagedTableError, RefusedError) as e:
         raise type(e)(
             e.code,

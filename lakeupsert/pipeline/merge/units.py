@@ -29,7 +29,6 @@ from lakeupsert.storage import StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table import metadata
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import share
-from lakeupsert.table.spec import TableSpec
 
 MERGE_AGAIN = "delete that object and run `lakeupsert run`, which does the unit again"
 
@@ -60,10 +59,10 @@ class UnitResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {name for output in outputs for name in output.objects}
 
 
-def is_shared(table: OpenTable, step: Step) -> bool:
+def is_shared(step: Step, bucket_bytes: int) -> bool:
     """Whether the step is done in units."""
-    efforts = _efforts(table.spec(step.spec_version), step)
-    return len(efforts) > 1 and sum(efforts) > ALONE_BUCKETS * table.settings.bucket_bytes
+    efforts = _efforts(step)
+    return len(efforts) > 1 and sum(efforts) > ALONE_BUCKETS * bucket_bytes
 
 
 class UnitResults:
@@ -74,15 +73,15 @@ class UnitResults:
     """
 
     def __init__(self, table: OpenTable, step: Step) -> None:
-        self._table = table
+        self._resources = table.resources
         self._earlier: set[str] = set()
-        cuts = cuts_of(step, table.spec(step.spec_version), table.settings.bucket_bytes)
+        cuts = cuts_of(step, table.settings.bucket_bytes)
         self._set_units(step, [Unit(cut=cut.task) for cut in cuts])
         if not cuts or not self.find_missing():
-            outputs = [result.cut for result in self._read(table.get_once) if result.cut]
+            outputs = [result.cut for result in self._read(table.history.get_once) if result.cut]
             self._earlier = {*self._names.values(), *(name for output in outputs for name in output.objects)}
             step = after_cut(step, cuts, outputs)
-            self._set_units(step, _runs_of_merges(table, step))
+            self._set_units(step, _runs_of_merges(step, table.settings.bucket_bytes))
 
     def _set_units(self, step: Step, units: Sequence[Unit]) -> None:
         self.step, self.units = step, units
@@ -91,7 +90,7 @@ class UnitResults:
 
     def find_missing(self) -> list[int]:
         """The numbers of the units without a result."""
-        listed = self._table.store.list(TableObjects.unit_results(self.step.partition))
+        listed = self._resources.store.list(TableObjects.unit_results(self.step.partition))
         names = {TableObjects.unit_key(found.name): found.name for found in listed}
         self._names = {key: names[key] for key in self._keys if key in names}
         return [number for number, key in enumerate(self._keys) if key not in self._names]
@@ -101,52 +100,50 @@ class UnitResults:
 
         Raises StoreUnavailableError if the store does not confirm that either result exists.
         """
-        partition = self.step.partition
+        partition, store = self.step.partition, self._resources.store
         name = TableObjects.new_unit_result(partition, self.step.start, self._keys[number])
         for attempt in range(UNIT_ATTEMPTS):
             try:
-                created = self._table.store.create(name, metadata.encode(result))
+                created = store.create(name, metadata.encode(result))
             except UnknownOutcomeError:
                 continue
             if not created and not attempt:  # at a later attempt, the result that exists may be ours
-                self._table.discard(result.objects - self.units[number].reads)
+                self._resources.discard(result.objects - self.units[number].reads)
             return
         raise StoreUnavailableError(
             "store-unreachable",
-            f"{self._table.store.uri(name)}: {UNIT_ATTEMPTS} attempts to create it got no answer. The partition is unchanged.",
+            f"{store.uri(name)}: {UNIT_ATTEMPTS} attempts to create it got no answer. The partition is unchanged.",
             next="run the same command again",
             partition=partition,
         )
 
     def read(self) -> list[MergeOutput]:
         """One output for each merge of the step. No unit may be missing, and none may cut. Raises NotFoundError as above."""
-        return [output for result in self._read(self._table.store.get) for output in result.merged]
+        return [output for result in self._read(self._resources.store.get) for output in result.merged]
 
     def _read(self, get: Callable[[str], bytes]) -> list[UnitResult]:
         names = [self._names[key] for key in self._keys]
-        data = self._table.map_concurrently(get, names)
+        data, uri = self._resources.map_concurrently(get, names), self._resources.store.uri
         return [
-            metadata.decode(
-                found, UnitResult, partial(self._table.store.uri, name), "the result of a unit", next=MERGE_AGAIN
-            )
+            metadata.decode(found, UnitResult, partial(uri, name), "the result of a unit", next=MERGE_AGAIN)
             for name, found in zip(names, data, strict=True)
         ]
 
     def delete(self) -> None:
         """Delete the results and what was cut, after the commit."""
-        self._table.discard({*self._names.values(), *self._earlier})
+        self._resources.discard({*self._names.values(), *self._earlier})
 
 
-def _runs_of_merges(table: OpenTable, step: Step) -> list[Unit]:
+def _runs_of_merges(step: Step, bucket_bytes: int) -> list[Unit]:
     """Runs of buckets, each of about one bucket's bytes of work."""
-    efforts = _efforts(table.spec(step.spec_version), step)
-    pairs = zip(step.tasks, efforts, strict=True)
-    of_units = runs(pairs, lambda pair: pair[1], table.settings.bucket_bytes)
+    pairs = zip(step.tasks, _efforts(step), strict=True)
+    of_units = runs(pairs, lambda pair: pair[1], bucket_bytes)
     return [Unit(tuple(task for task, _ in run)) for run in of_units]
 
 
-def _efforts(spec: TableSpec, step: Step) -> list[float]:
+def _efforts(step: Step) -> list[float]:
     """About how many compressed bytes each merge reads. Of files that stay it reads the columns that decide."""
+    spec = step.spec
     widths = {field.name: decoded_width(field.type) for field in spec.base_schema}
     deciding = sum(widths[name] for name in spec.deciding_schema.names) / sum(widths.values())
     share_read = deciding if spec.settles_early else 1.0

@@ -20,6 +20,7 @@ from lakeupsert.errors import DamagedTableError
 from lakeupsert.pipeline.merge.dedupe import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
+from lakeupsert.pipeline.standing import is_through
 from lakeupsert.pipeline.stop import Stop, WorkerOptions
 from lakeupsert.pipeline.workers.pool import PROCESS_BYTES, drain_in_processes
 from lakeupsert.pipeline.workers.worker import drain, drain_received
@@ -68,14 +69,14 @@ def drain_queues(table: OpenTable, options: DrainOptions) -> list[PartitionResul
     """
     begun, limit, stop = clock.elapsed(), options.max_seconds, options.stop or Stop()
     results: list[PartitionResult] = []
-    while table.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
+    while table.history.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
         options.alive()
         if options.until_empty or (limit is not None and clock.elapsed() - begun >= limit) or stop.wait(IDLE_SECONDS):
             return results
     if limit is not None:
         options = replace(options, max_seconds=max(0.0, limit - (clock.elapsed() - begun)))
     both = options.until_empty and options.both_queues
-    large = table.at_large_queue() if table.large_queue is not None else None
+    large = table.at_large_queue() if table.resources.large_queue is not None else None
     watch = _Watch(options.collect or results.append)
     options = replace(options, collect=watch)
     memory = limit_bytes() // options.calls_at_once
@@ -86,7 +87,7 @@ def drain_queues(table: OpenTable, options: DrainOptions) -> list[PartitionResul
     else:
         drain_in_processes(table, options.workers, options, memory=memory)
     # Spark takes seconds to start; a queue's server may count what was just sent a minute later.
-    if both and large is not None and (watch.left_to_spark or large.queue.stats().visible):
+    if both and large is not None and (watch.left_to_spark or large.resources.queue.stats().visible):
         drain(large, spark_engine(memory), options)
     return results
 
@@ -105,7 +106,7 @@ def merge_received(
     (or the limit of this process, if that is less), as long as ``seconds_left`` is above 0. It publishes if no partition is
     left to merge, there is time and no object is damaged; otherwise `reconcile` publishes.
     """
-    queue = table.queue
+    queue = table.resources.queue
     assert isinstance(queue, SqsQueue | AzureQueue), f"nobody receives for {queue}"
     memory = min(memory_bytes, limit_bytes()) - PROCESS_BYTES
     with queue.leases_of(records) as leases:
@@ -121,7 +122,7 @@ def merge_received(
     if seconds_left() >= PUBLISH_SECONDS:
         try:
             # Not the queue's counts: they lag, the last worker would still count itself, and nobody would publish.
-            if table.is_through():
+            if is_through(table.resources, table.history):
                 publish(table)
         except DamagedTableError as e:  # the merges are good all the same, and reconcile reports the damage
             log.warning("not published: %s", e)

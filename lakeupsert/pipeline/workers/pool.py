@@ -26,6 +26,7 @@ from lakeupsert.errors import TryAgainError
 from lakeupsert.events import Event
 from lakeupsert.pipeline.merge.dedupe import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.resources import Resources
 from lakeupsert.pipeline.stop import Stop, WorkerOptions
 from lakeupsert.pipeline.workers.worker import drain
 from lakeupsert.retries import PARENT_LOOK_SECONDS, PROGRESS_SECONDS
@@ -53,10 +54,10 @@ def drain_in_processes(table: OpenTable, workers: int, options: WorkerOptions, *
     collect = options.collect or (lambda result: None)
     # Only the main thread can be made to abandon a merge, and a worker that waits for messages must be able to stop.
     may_work_here = until_empty or threading.current_thread() is threading.main_thread()
-    if may_work_here and (workers <= 1 or (until_empty and table.queue.stats().visible <= FEW_MESSAGES)):
+    if may_work_here and (workers <= 1 or (until_empty and table.resources.queue.stats().visible <= FEW_MESSAGES)):
         most_messages = None if workers <= 1 else FEW_MESSAGES
         drain(table, ArrowEngine(memory - PROCESS_BYTES), options, most_messages=most_messages)
-        if workers <= 1 or stop.is_set() or table.queue.stats().visible <= FEW_MESSAGES:
+        if workers <= 1 or stop.is_set() or table.resources.queue.stats().visible <= FEW_MESSAGES:
             return
     deadline = None if options.max_seconds is None else begun + options.max_seconds
     reported = begun
@@ -70,7 +71,7 @@ def drain_in_processes(table: OpenTable, workers: int, options: WorkerOptions, *
                 processes.stop()
             if options.progress is not None and clock.elapsed() - reported >= PROGRESS_SECONDS:
                 reported = clock.elapsed()
-                stats = table.queue.stats()
+                stats = table.resources.queue.stats()
                 options.progress(stats.visible + stats.leased)
 
 
@@ -157,7 +158,7 @@ class _Processes:
                 case PartitionResult():
                     collect(told)
                 case Event():
-                    self._table.emit(told)
+                    self._table.resources.emit(told)
                 case logging.LogRecord():
                     logging.getLogger(told.name).handle(told)
                 case None:
@@ -166,13 +167,13 @@ class _Processes:
 
     def _end(self, process: _Process) -> None:
         try:
-            self._table.store.requests.add(process.requests.result())
+            self._table.resources.store.requests.add(process.requests.result())
         except BrokenProcessPool as e:
             if self._stop.is_set():
                 return  # it did not finish soon enough, and gave up or was killed
             self._deaths += 1
             if process.started.exception() is not None or self._deaths > MOST_DEATHS:
-                raise _died(self._table, self._deaths) from e
+                raise _died(self._table.name, self._deaths) from e
             log.warning("a worker process died (killed, or out of memory); starting another one")
             self.start()
 
@@ -181,14 +182,14 @@ class _Processes:
         self._stop_all.close()
 
 
-def _died(table: OpenTable, deaths: int) -> TryAgainError:
+def _died(name: str, deaths: int) -> TryAgainError:
     if deaths > MOST_DEATHS:
         what = f"more than {MOST_DEATHS} worker processes died (killed, or out of memory)"
     else:
         what = "a worker process ended before it began to work"
     return TryAgainError(
         "worker-died",
-        f"Table {table.name!r}: {what}. Committed work is kept, and all messages are back in the queue.",
+        f"Table {name!r}: {what}. Committed work is kept, and all messages are back in the queue.",
         next="run the same command again, with fewer --workers if memory is short; in your own script, call it below "
         '`if __name__ == "__main__":`, because every worker imports the script',
     )
@@ -258,10 +259,10 @@ def _listen(listening: connection.Connection) -> None:
 def _drain(
     name: str, settings: TableSettings, memory: int, max_seconds: float | None, *, until_empty: bool
 ) -> dict[str, int]:
-    table = OpenTable(name, settings, sinks=[_parent.send])
+    table = OpenTable(name, settings, resources=Resources(name, settings, [_parent.send]))
     try:
         options = WorkerOptions(until_empty=until_empty, max_seconds=max_seconds, stop=_stop, collect=_parent.send)
         drain(table, ArrowEngine(memory), options)
     finally:
         _parent.send(None)
-    return table.store.requests.as_dict()
+    return table.resources.store.requests.as_dict()

@@ -25,9 +25,11 @@ from lakeupsert import clock
 from lakeupsert.engine.merge import Engine
 from lakeupsert.errors import ExecutorError, LakeupsertError, TryAgainError, cause_of, split_text
 from lakeupsert.events import Failure
+from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.merge.dedupe import PartitionResult, dedupe_partitions, dedupe_unit, failed
 from lakeupsert.pipeline.messages import pending_messages
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.resources import Resources
 from lakeupsert.pipeline.stop import Stop, WorkerOptions
 from lakeupsert.queue import Lease, Message
 from lakeupsert.queue.base import ALONE_FROM
@@ -46,7 +48,6 @@ from lakeupsert.table.manifest import FailedMark, Manifest
 log = logging.getLogger(__name__)
 
 UNANSWERED = "every worker that tried to merge it crashed or lost its storage."
-_EARLIER_UNANSWERED = "no worker that began to merge it came to the end: killed, out of memory, or the store was away."
 
 
 def drain(
@@ -64,7 +65,7 @@ def drain(
 
     ``most_messages``: it also ends when more messages are visible, which may be the units of one partition.
     """
-    until_empty, stop = options.until_empty, options.stop or Stop()
+    queue, until_empty, stop = table.resources.queue, options.until_empty, options.stop or Stop()
     begun, longest = clock.elapsed(), 0.0
     # A compaction or a fence may make a step void while its units are merged; their messages are then acked for nothing.
     # So whoever acked one checks, when the queue is empty, that nothing is left.
@@ -73,12 +74,12 @@ def drain(
         options.max_seconds is None or clock.elapsed() - begun + longest < options.max_seconds
     ):
         options.alive()
-        table.forget_published()
-        leases = table.queue.receive(engine.partitions_per_call, lease_seconds, 0.0 if until_empty else WAIT_SECONDS)
+        table.history.forget_published()
+        leases = queue.receive(engine.partitions_per_call, lease_seconds, 0.0 if until_empty else WAIT_SECONDS)
         if not leases:
-            if unconfirmed and (until_empty or not table.queue.stats().leased):
+            if unconfirmed and (until_empty or not queue.stats().leased):
                 # With ``until_empty`` it does not wait for units that other workers hold: those are merged twice.
-                table.queue.send(pending_messages(table, unconfirmed))
+                queue.send(pending_messages(table, unconfirmed))
                 unconfirmed.clear()
             elif until_empty:
                 break
@@ -87,7 +88,7 @@ def drain(
             continue
         if stop.is_set():  # set while it waited for these
             for lease in leases:
-                table.queue.release(lease)
+                queue.release(lease)
             break
         received = clock.elapsed()
         retry_seconds = 0.0 if until_empty else RETRY_SECONDS
@@ -96,10 +97,10 @@ def drain(
             delivery.work()
         unconfirmed |= delivery.unconfirmed
         longest = max(longest, clock.elapsed() - received)
-        if most_messages is not None and table.queue.stats().visible > most_messages:
+        if most_messages is not None and queue.stats().visible > most_messages:
             break
         if options.progress is not None:
-            stats = table.queue.stats()
+            stats = queue.stats()
             options.progress(stats.visible + stats.leased)
 
 
@@ -153,7 +154,7 @@ def _give_back(table: OpenTable, deliveries: Sequence["_Delivery"], futures: Seq
             not_started += delivery.leases
         elif not future.done():
             returned += delivery.leases
-            _answer(delivery.leases, table.queue.release)
+            _answer(delivery.leases, table.resources.queue.release)
         elif (failure := future.exception()) is not None:
             partition = delivery.leases[0].message.partition
             told = {"table": table.name, "partition": partition}
@@ -164,10 +165,10 @@ def _give_back(table: OpenTable, deliveries: Sequence["_Delivery"], futures: Seq
     # If nothing is ever started, tries must come to an end too.
     any_started = any(delivery.started for delivery in deliveries)
     fresh = [lease for lease in not_started if any_started and lease.receives == 1]
-    if fresh and _requeue(table, fresh):
+    if fresh and _requeue(table.resources, fresh):
         not_started = [lease for lease in not_started if lease not in fresh]
     returned += not_started
-    _answer(not_started, table.queue.release)
+    _answer(not_started, table.resources.queue.release)
     if failures:
         raise failures[0]
     return returned
@@ -200,14 +201,14 @@ def _work_in_time(delivery: "_Delivery", seconds_left: Callable[[], float]) -> N
         delivery.work()
 
 
-def _requeue(table: OpenTable, leases: Sequence[Lease]) -> bool:
+def _requeue(resources: Resources, leases: Sequence[Lease]) -> bool:
     """Whether these messages were replaced by equal ones that nobody has received yet."""
     try:
-        table.queue.send([lease.message for lease in leases])
+        resources.queue.send([lease.message for lease in leases])
     except LakeupsertError as e:
         log.warning("messages that nobody started could not be sent again and are given back instead: %s", e.message)
         return False
-    _answer(leases, table.queue.ack)
+    _answer(leases, resources.queue.ack)
     return True
 
 
@@ -256,15 +257,15 @@ class _Delivery:
             for (work, unit), by_partition in self._sort().items():
                 self._merge(work, unit, by_partition)
         finally:
-            _answer(self.unanswered, lambda lease: self.table.queue.release(lease, self.away_seconds))
+            _answer(self.unanswered, lambda lease: self.table.resources.queue.release(lease, self.away_seconds))
 
     def _sort(self) -> dict[tuple[str | None, int | None], dict[str, list[Lease]]]:
         """The leases by work object and unit, then by partition. Messages that ask for nothing are answered here."""
-        table, queue = self.table, self.table.queue
+        table, queue = self.table, self.table.resources.queue
         found: dict[tuple[str | None, int | None], dict[str, list[Lease]]] = {}
         for lease in self.leases:
             message = lease.message
-            entry = table.entry(message.batch) if message.table == table.name else None
+            entry = table.history.entry(message.batch) if message.table == table.name else None
             if entry is None:  # queues outlive tables, and the batches of a table that is created again count from 0
                 reason = f"it is for table {message.table!r}, batch {message.batch}; {table.name!r} has no such batch"
                 self._answer([lease], partial(queue.bury, reason=reason))
@@ -279,7 +280,7 @@ class _Delivery:
         table, engine = self.table, self.engine
         wanted = {partition: max(x.message.batch for x in leases) for partition, leases in by_partition.items()}
         receives = {partition: max(x.receives for x in leases) for partition, leases in by_partition.items()}
-        to_try = {p: batch for p, batch in wanted.items() if receives[p] <= table.queue.max_receives}
+        to_try = {p: batch for p, batch in wanted.items() if receives[p] <= table.resources.queue.max_receives}
         given_up = [
             PartitionResult(p, status="failed", error=UNANSWERED, engine=engine.name) for p in wanted if p not in to_try
         ]
@@ -296,9 +297,9 @@ class _Delivery:
 
     def _finish(self, result: PartitionResult, message: Message, leases: Sequence[Lease], receives: int) -> None:
         """Answer the leases of one partition."""
-        table, queue, error = self.table, self.table.queue, result.error or ""
+        table, queue, error = self.table, self.table.resources.queue, result.error or ""
         if result.status != "failed":
-            table.failing_causes.clear()
+            table.resources.failing_causes.clear()
             self._answer(leases, queue.ack)
             if message.unit is not None and result.status == "clean":
                 self.unconfirmed.add(message)
@@ -309,21 +310,21 @@ class _Delivery:
             reason = error.partition("\n")[0]
             cause = cause_of(error, result.partition)
             log.log(
-                logging.INFO if cause in table.failing_causes else logging.WARNING,
+                logging.INFO if cause in table.resources.failing_causes else logging.WARNING,
                 "partition failed, will be tried again (others of the same cause are not named): %s: %s",
                 result.partition,
                 reason,
                 extra={"table": table.name, "partition": result.partition},
             )
-            table.failing_causes.add(cause)
+            table.resources.failing_causes.add(cause)
             self.returned += leases
             self._answer(leases, lambda lease: queue.release(lease, self.retry_seconds))
         else:
             if message.work is None:
-                mark_failed(table, result.partition, message.batch, error)
+                mark_failed(table.history, result.partition, message.batch, error)
             self._answer(leases, partial(queue.bury, reason=error))
             text, advice = split_text(error)
-            table.emit(
+            table.resources.emit(
                 Failure(
                     table=table.name,
                     partition=result.partition,
@@ -343,13 +344,13 @@ class _Delivery:
 
 def _hand_on(table: OpenTable, result: PartitionResult, message: Message) -> None:
     """Send what is left of a message to the workers that are to do it, before it is acked."""
-    if result.status == "large" and table.large_queue is not None:
-        table.large_queue.send([message])
+    if result.status == "large" and table.resources.large_queue is not None:
+        table.resources.large_queue.send([message])
     elif result.status == "shared":
-        table.queue.send([msgspec.structs.replace(message, unit=unit) for unit in result.units])
+        table.resources.queue.send([msgspec.structs.replace(message, unit=unit) for unit in result.units])
     elif message.unit is not None and result.status in ("merged", "outdated"):
         # Other messages may be acked by now: units that began from the version before, or units of this step.
-        table.queue.send(pending_messages(table, [message]))
+        table.resources.queue.send(pending_messages(table, [message]))
 
 
 def _merge_partitions(
@@ -377,28 +378,23 @@ def _merge_partitions(
             yield failed(partition, engine, e)
 
 
-def is_unanswered(reason: str) -> bool:
-    """Whether a mark or a dead letter says only that no worker answered. Both are stored, so earlier words count too."""
-    return reason in (UNANSWERED, _EARLIER_UNANSWERED)
-
-
-def mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> None:
+def mark_failed(history: History, partition: str, batch: int, reason: str) -> None:
     """Record in the partition's own chain that its next batch does not merge. Publish and status read it there."""
-    snapshot = table.last_snapshot()
+    snapshot = history.last_snapshot()
 
     def add_mark(head: Link[Manifest] | None) -> Manifest | None:
         if snapshot is not None and snapshot.body.lost(partition, head):
             return None  # the mark would take the number of the lost version
         merged = head.body.merged if head else 0
-        first = next((n.number for n in table.entries(merged, batch) if partition in n.body.touched), None)
+        first = next((n.number for n in history.entries(merged, batch) if partition in n.body.touched), None)
         if first is None:
             return None  # another worker merged it meanwhile
         base = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
-        if base.failed and base.failed.batch == first and (reason == base.failed.reason or is_unanswered(reason)):
+        if base.failed and base.failed.batch == first and (reason == base.failed.reason or reason == UNANSWERED):
             return None  # the mark that is there says as much, or more
         return msgspec.structs.replace(base, failed=FailedMark(batch=first, reason=reason), added=0)
 
-    table.objects.partition(partition).extend(add_mark)
+    history.objects.partition(partition).extend(add_mark)
 
 
 @contextmanager
@@ -430,7 +426,7 @@ def _lease_extension(
     def extend() -> None:
         extended, stopping = clock.elapsed(), None
         if at_once:
-            answer(lambda lease: table.queue.extend(lease, lease_seconds))
+            answer(lambda lease: table.resources.queue.extend(lease, lease_seconds))
         while not done.wait(TICK_SECONDS):
             with suppress(OSError):
                 alive()
@@ -438,11 +434,11 @@ def _lease_extension(
             if stop is not None and stop.is_set():
                 stopping = now if stopping is None else stopping
                 if now - stopping >= stop.grace_seconds:
-                    answer(table.queue.release)
+                    answer(table.resources.queue.release)
                     stop.abandon()
                     return
             if now - extended >= lease_seconds / 3:
-                answer(lambda lease: table.queue.extend(lease, lease_seconds))
+                answer(lambda lease: table.resources.queue.extend(lease, lease_seconds))
                 extended = now
 
     thread = threading.Thread(target=extend, name="extend-leases", daemon=True)

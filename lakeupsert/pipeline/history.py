@@ -1,0 +1,284 @@
+"""The specs, ledger entries, snapshots and manifests that were read of a table. None ever changes, so each is read once."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cached_property, partial
+from typing import TypeVar
+
+import msgspec
+
+from lakeupsert import clock
+from lakeupsert.config import Reading
+from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
+from lakeupsert.pipeline.declared import Declaration
+from lakeupsert.pipeline.resources import CONCURRENT_REQUESTS, Resources
+from lakeupsert.storage import NotFoundError, UnknownOutcomeError
+from lakeupsert.table import metadata
+from lakeupsert.table.chain import FORMAT, Link, refuse_newer
+from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, without_touched
+from lakeupsert.table.manifest import BucketEntry, Manifest
+from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.work import RewriteOrder, read_order
+
+KEPT_ENTRIES = 64
+"""How many ledger entries that readers see a worker remembers. More: it grows by about 2 kB for each partition that a batch
+touches. Fewer: a partition that lags behind reads them more often."""
+KEPT_OBJECTS = 256
+"""How many objects `History.get_once` keeps: results of cuts of some 10 kB, which every unit of a partition reads."""
+
+Kept = TypeVar("Kept")
+
+
+class History:
+    """The chains of one table, as far as they were read. A head that is older than what was read before is an error."""
+
+    def __init__(self, declaration: Declaration, resources: Resources) -> None:
+        self._declaration, self._resources = declaration, resources
+        self._entries: dict[int, Link[LedgerEntry]] = {}
+        self._specs: dict[int, TableSpec] = {}
+        self._headers: list[LedgerEntry] = []
+        self._snapshot: Link[Snapshot] | None = None
+        self._heads: dict[str, Link[Manifest]] = {}
+        self._newest: dict[str, Link[Manifest]] = {}
+        self._works: dict[str, RewriteOrder] = {}
+        self._immutable: dict[str, bytes] = {}
+
+    @cached_property
+    def objects(self) -> TableObjects:
+        return TableObjects(self._resources.store)
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether `objects` are there yet. The store that they need may fail to open."""
+        return "objects" in self.__dict__
+
+    @cached_property
+    def reading(self) -> Reading:
+        """How landing files are read today, asked after the ledger's head was read. A column that folders once gave keeps
+        coming from folders, also if the configuration names it no more."""
+        head = self._entries.get(max(self._entries, default=-1))
+        names = dict.fromkeys(self._declaration.folder_columns)
+        if head is not None:
+            before = (name for e in self.headers(head.number) if e.reading is not None for name in e.reading.folders)
+            spec = self.spec(head.body.spec_version)
+            known = {*spec.schema.names, *(one.name for one in spec.renames if one.id in spec.names_by_id)}
+            names |= dict.fromkeys(name for name in before if name in known)
+        return msgspec.structs.replace(self._declaration.settings.reading, folders=tuple(names))
+
+    def head_spec(self) -> Link[TableSpec] | None:
+        """The newest spec; None if the table does not exist yet. Raises ConfigurationError if it is the spec of another table."""
+        head = self.objects.specs.head()
+        known = self._entries.get(max(self._entries, default=-1))
+        if known is not None and known.body.spec_version > (head.number if head else -1):
+            raise self.objects.missing_spec(known.body.spec_version, f"Ledger entry {known.number}")
+        if head is not None:
+            self._declaration.refuse_other(head.body)
+            self._specs[head.number] = head.body
+        return head
+
+    def spec(self, version: int) -> TableSpec:
+        if version not in self._specs:
+            self._specs.update({link.number: link.body for link in self.objects.specs.between(version - 1, version)})
+        return self._specs[version]
+
+    def existing_spec(self) -> TableSpec:
+        """The newest spec. Raises the error of `no_table_yet` if there is none."""
+        head = self.head_spec()
+        if head is None:
+            raise self.no_table_yet()
+        return head.body
+
+    def no_table_yet(self) -> LakeupsertError:
+        """The error if no spec is found: nothing was ever appended, or the spec was lost and the ledger is still there."""
+        if self.objects.ledger.newest_number() is not None:
+            return self.objects.missing_spec(0, "The ledger")
+        name, settings = self._declaration.name, self._declaration.settings
+        return ConfigurationError(
+            "no-table-yet",
+            f"Table {name!r} does not exist yet: nothing was ever appended to {settings.processed}.",
+            next="put files into the landing zone and run `lakeupsert run`",
+        )
+
+    def entry(self, number: int) -> Link[LedgerEntry] | None:
+        """One ledger entry; None if the ledger has no entry of that number."""
+        if number not in self._entries:
+            found = self.objects.ledger.get(number)
+            if found is None:
+                return None
+            self._entries[number] = found
+        return self._entries[number]
+
+    def entries(self, low: int, high: int) -> list[Link[LedgerEntry]]:
+        """Ledger entries with low < number <= high, in ascending order."""
+        for number in range(low + 1, high + 1):
+            if number not in self._entries:
+                self._entries.update({link.number: link for link in self.objects.ledger.between(number - 1, number)})
+        return [self._entries[number] for number in range(low + 1, high + 1)]
+
+    def forget_published(self) -> None:
+        """Drop ledger entries that the last snapshot shows, if there are many: a worker may live for months. An entry that is
+        needed again is read again. No other thread may use the table meanwhile."""
+        shown = self._snapshot.body.batch if self._snapshot else 0
+        old = [number for number in self._entries if number < min(shown, max(self._entries))]
+        if len(old) > KEPT_ENTRIES:
+            for number in old:
+                del self._entries[number]
+
+    def ledger_head(self) -> Link[LedgerEntry] | None:
+        """The newest ledger entry; None if the table does not exist yet.
+
+        Raises DamagedTableError as `newest_entry` does, and if the snapshot that the entry's writer saw is missing: the next
+        publish would show readers the snapshot before it.
+        """
+        head = self.newest_entry()
+        lost = self.lost_snapshot(head)
+        if head is not None and lost is not None:
+            raise self.objects.missing_snapshot(lost, head.number, self._snapshot.number if self._snapshot else None)
+        return head
+
+    def lost_snapshot(self, head: Link[LedgerEntry] | None) -> int | None:
+        """The number of the snapshot that the writer of ``head`` saw, if that snapshot is missing; else None."""
+        known = head.body.snapshot if head is not None else None
+        if known is None or (self._snapshot is not None and self._snapshot.number >= known):
+            return None
+        newest = self.last_snapshot()  # somebody may have published between the two reads
+        return known if newest is None or newest.number < known else None
+
+    def newest_entry(self, snapshot: Link[Snapshot] | None = None) -> Link[LedgerEntry] | None:
+        """The newest ledger entry; None if the table does not exist yet.
+
+        Raises DamagedTableError if ``snapshot`` (None: the one read last) shows a later entry. The next append would take the
+        number of a lost entry, and no worker would merge that batch.
+        """
+        head = self.objects.ledger.head(self._entries.get(max(self._entries, default=-1)))
+        snapshot = snapshot or self._snapshot
+        shown = snapshot.body.batch if snapshot else -1
+        if shown > (head.number if head else -1):
+            raise DamagedTableError(
+                "missing-version",
+                f"Readers see batch {shown}, and the ledger entry of that batch is missing: "
+                f"{self.objects.store.uri(self.objects.ledger.name(shown))}. Something other than lakeupsert deleted it.",
+                next="restore that object from a backup or from the bucket's own versions; without one, `lakeupsert export "
+                "--output FOLDER/` still writes what readers see, for `lakeupsert adopt` of a new table",
+            )
+        if head is not None:
+            self._entries[head.number] = head
+        return head
+
+    def headers(self, high: int, *, write: bool = False) -> list[LedgerEntry]:
+        """Entries 0 to ``high`` without the partitions that they touched, at one GET for every 64.
+
+        ``write``: write the objects that hold 64 entries each if they are missing.
+        """
+        while len(self._headers) <= high:
+            first = len(self._headers)
+            last = first + HEADERS_TOGETHER - 1
+            if last > high:
+                return self._headers + [without_touched(link.body) for link in self.entries(first - 1, high)]
+            name = TableObjects.ledger_headers(first)
+            try:
+                found = metadata.decode(
+                    self.objects.store.get(name),
+                    Headers,
+                    partial(self.objects.store.uri, name),
+                    f"the headers of ledger entries {first} to {last}",
+                    next="delete that object: it only repeats what the ledger says, and the next append writes it again",
+                )
+                refuse_newer(self.objects.store.uri(name), found.format)
+            except NotFoundError:
+                entries = tuple(without_touched(link.body) for link in self.entries(first - 1, last))
+                found = Headers(format=FORMAT, first=first, entries=entries)
+                if write:
+                    with suppress(UnknownOutcomeError):  # the next append finds it or writes it
+                        self.objects.store.create(name, metadata.encode(found))
+            self._headers += found.entries
+        return self._headers[: high + 1]
+
+    def last_snapshot(self) -> Link[Snapshot] | None:
+        self._snapshot = self.objects.snapshots.head(self._snapshot)
+        return self._snapshot
+
+    @property
+    def known_snapshot(self) -> Link[Snapshot] | None:
+        """The snapshot that was read last, without a request; None if there was none."""
+        return self._snapshot
+
+    def heads(self, partitions: Iterable[str]) -> dict[str, Link[Manifest]]:
+        """The newest version of each partition that has one. Versions that the last call returned are not read again."""
+        partitions = list(partitions)
+        found = self._resources.map_concurrently(
+            lambda p: self.objects.partition(p).head(self._heads.get(p)), partitions
+        )
+        heads = {p: head for p, head in zip(partitions, found, strict=True) if head is not None}
+        self._heads = heads
+        return heads  # not `self._heads`, which another thread may have replaced
+
+    def newest(
+        self,
+        partition: str,
+        snapshot: Link[Snapshot] | None,
+        *,
+        from_landing: bool = False,
+        up_to: int | None = None,
+    ) -> Link[Manifest] | None:
+        """The newest version of a partition; None if there is none yet.
+
+        Raises DamagedTableError if ``snapshot``, read before, shows a version that is missing: a version appended behind the
+        remaining ones would lose its rows silently. Two callers need nothing of the missing version and get a stand-in to
+        append behind, so that their version takes its place: a rebuild ``from_landing``, and a merge ``up_to`` a batch
+        behind a restore, which begins from the version that the restore names.
+        """
+        head = self.objects.partition(partition).head(self._newest.get(partition))
+        if head is not None:
+            _keep(self._newest, partition, head, CONCURRENT_REQUESTS)
+        if snapshot is None or not snapshot.body.lost(partition, head):
+            return head
+        shown = snapshot.body.partitions[partition]
+        restored = up_to is not None and any(
+            link.body.restored is not None and partition in link.body.touched
+            for link in self.entries(shown.merged, up_to)
+        )
+        if not from_landing and not restored:
+            raise self.objects.missing(partition, shown.version, f"Snapshot {snapshot.number}", lost=True)
+        body = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
+        return Link(
+            number=max(shown.version - 1, head.number if head else -1),
+            write_id=head.write_id if head else "",
+            parent=None,
+            written_at="",
+            body=msgspec.structs.replace(body, merged=shown.merged, entry=None, buckets=(BucketEntry(id=""),)),
+            read_at=clock.elapsed(),
+        )
+
+    def version(self, partition: str, number: int) -> Manifest:
+        """One version of a partition; -1 is the empty one before the first."""
+        if number < 0:
+            return Manifest(partition=partition, merged=0, spec_version=0)
+        known = self._heads.get(partition)
+        found = known if known and known.number == number else self.objects.partition(partition).get(number)
+        if found is None:
+            head = self.objects.partition(partition).head()
+            lost = head is None or head.number < number
+            raise self.objects.missing(partition, number, "A snapshot or a restore", lost=lost)
+        return found.body
+
+    def get_once(self, name: str) -> bytes:
+        """An object that never changes. The last ones are kept for those who ask again. Raises NotFoundError."""
+        if name not in self._immutable:
+            _keep(self._immutable, name, self.objects.store.get(name), KEPT_OBJECTS)
+        return self._immutable[name]
+
+    def work(self, name: str) -> RewriteOrder:
+        if name not in self._works:
+            self._works[name] = read_order(self.objects.store, name)
+        return self._works[name]
+
+
+def _keep(known: dict[str, Kept], name: str, value: Kept, most: int) -> None:
+    """Add to a dict the ``most`` newest entries of which stay."""
+    known.pop(name, None)
+    known[name] = value
+    for oldest in list(known)[:-most]:
+        known.pop(oldest, None)  # another thread may have been faster
