@@ -519,7 +519,7 @@ def test_batch_that_comes_while_the_report_is_read_is_no_error(lake: Lake, monke
         Table("t", lake.settings).run(host="local")
         return heads(partitions)
 
-    monkeypatch.setattr(lake.opened, "heads", later)
+    monkeypatch.setattr(lake.opened.history, "heads", later)
     seen = observe(lake.opened, 30, 0)
     assert max(m.batch for m in seen.merges) == max(n.number for n in seen.nights) == 3
 
