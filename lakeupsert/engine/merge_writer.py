@@ -43,16 +43,11 @@ class MergeWriter:
     def __init__(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask, rules: Rules, tally: Tally
     ) -> None:
-        footer = partial(
-            Footer,
-            table=spec.table_id,
-            batch=str(task.up_to),
-            spec_version=spec_version,
-            partition=task.partition,
-            bucket=task.bucket,
-            bits=task.bits,
-            renames=len(spec.renames),
-        )
+
+        def footer(kind: str) -> Footer:
+            place = task.partition, task.bucket, task.bits
+            return Footer(spec.table_id, kind, str(task.up_to), spec_version, *place, len(spec.renames))
+
         self._store, self._spec, self._task, self._tally = store, spec, task, tally
         self._dropped, self._refused = Digest(spec), Digest(spec)
         self._floor: str | None = None
@@ -66,7 +61,7 @@ class MergeWriter:
             store,
             partial(TableObjects.new, kind, task.start, task.partition),
             spec.base_schema,
-            footer(kind=kind),
+            footer(kind),
             spec.stored_key,
             spec.names_written,
             columns_with_statistics(spec, 1 << task.bits),
@@ -75,26 +70,24 @@ class MergeWriter:
             store,
             partial(TableObjects.new, "tombstones", task.start, task.partition),
             rules.with_times(spec.tombstone_schema),
-            footer(kind="tombstones"),
+            footer("tombstones"),
             spec.stored_key,
         )
         self._history = DataFileWriter(
             store,
             partial(TableObjects.new, "history", task.start, task.partition),
             spec.history_schema,
-            footer(kind="history"),
+            footer("history"),
             (),
             spec.names_written,
         )
         self._quarantine = DataFileWriter(
-            store, partial(TableObjects.new, "quarantine", task.start), QUARANTINE_SCHEMA, footer(kind="quarantine"), ()
+            store, partial(TableObjects.new, "quarantine", task.start), QUARANTINE_SCHEMA, footer("quarantine"), ()
         )
 
     def __enter__(self) -> "MergeWriter":
-        self._stack.enter_context(self.live)
-        self._stack.enter_context(self._tombstones)
-        self._stack.enter_context(self._quarantine)
-        self._stack.enter_context(self._history)
+        for writer in (self.live, self._tombstones, self._quarantine, self._history):
+            self._stack.enter_context(writer)
         for file in self._task.folded:
             for block in stream_file(self._store, file, self._history.schema, spec=self._spec):
                 self._history.write(block)

@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import Protocol, TypeVar
 from urllib.parse import quote
 
+from lakeupsert import clock
 from lakeupsert.config import TableSettings
-from lakeupsert.retries import CHAIN_ATTEMPTS
+from lakeupsert.retries import SEND_PAUSE_SECONDS, SENDS
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
@@ -110,19 +111,20 @@ def create_once(store: ObjectStore, name: str, data: bytes, publisher: str, seen
 
     Raises StoreUnavailableError if the store gives no answer; ``seen`` says what the publisher's readers then see.
     """
-    for _ in range(CHAIN_ATTEMPTS):
+    for attempt in range(SENDS):
         try:
             return store.create(name, data)
         except UnknownOutcomeError:
             with suppress(NotFoundError, StoreUnavailableError):
                 if store.get(name) == data:
                     return False
+            clock.sleep(clock.jitter(SEND_PAUSE_SECONDS * 2**attempt))
     raise no_answer(store, name, publisher, seen)
 
 
 def no_answer(store: ObjectStore, name: str, publisher: str, seen: str) -> StoreUnavailableError:
     return StoreUnavailableError(
         "store-unreachable",
-        f"{store.uri(name)}: {CHAIN_ATTEMPTS} attempts to create it got no answer. {seen}",
+        f"{store.uri(name)}: {SENDS} attempts to create it got no answer. {seen}",
         next=f"run `lakeupsert publish --to {publisher}`",
     )

@@ -11,19 +11,16 @@ The state is what the catalog says, so after a crash the table is behind, and ne
 """
 
 import uuid
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from itertools import accumulate, groupby
 
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV2, TableMetadataV3
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
-from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.snapshots import Snapshot as IcebergSnapshot
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import (
@@ -43,36 +40,22 @@ from pyiceberg.typedef import IcebergBaseModel
 
 from lakeupsert import clock
 from lakeupsert.config import IcebergSettings
-from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.publishers import PublishedTable, TablePublisher
 from lakeupsert.publishers.iceberg_catalog import RESET, IcebergCatalog, root_address, table_taken
-from lakeupsert.publishers.iceberg_deletes import DeleteWriter, PositionDeletes, Puffins, mark_of
-from lakeupsert.publishers.iceberg_files import MOST_ENTRIES, Entry, FileReader, FileWriter, ManifestFile, Run
-from lakeupsert.publishers.iceberg_types import (
-    UNFIT,
-    iceberg_schema,
-    partition_spec,
-    refuse_other_growth,
-)
-from lakeupsert.storage import NotFoundError, ObjectInfo
+from lakeupsert.publishers.iceberg_files import FileReader, FileWriter
+from lakeupsert.publishers.iceberg_snapshot import FOLDER, METADATA, SnapshotObjects, rows_with_new_ids, summary
+from lakeupsert.publishers.iceberg_types import UNFIT, iceberg_schema, partition_spec, refuse_other_growth
+from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
-from lakeupsert.table.layout import HOME
-from lakeupsert.table.manifest import BucketEntry, DataFile
-from lakeupsert.table.metadata import damaged
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import HIDDEN_IDS, TableSpec
 
-FOLDER = f"{HOME}/iceberg"
-"""Of all that the publisher writes. It is also the table's location in Iceberg: engines write there, and some delete it with the
-table."""
 LAST_COLUMN_ID = HIDDEN_IDS + 1000
 """chDB refuses files with greater field ids. A program that adds a column gives it the next id, which is never one of ours."""
 METADATA_KEPT = 10
 """Earlier metadata files that `vacuum` keeps."""
-_METADATA = f"{FOLDER}/metadata"
-_LIST = f"{_METADATA}/snap-"
-_DELETES = f"{FOLDER}/deletes"
+_LIST = f"{METADATA}/snap-"
 _SNAPSHOT, _WRITE, _TABLE = "lakeupsert.snapshot", "lakeupsert.write_id", "lakeupsert.table"
 """In the summary of each of our snapshots: its number, its write id and the table's id, which is also a property of the table."""
 
@@ -96,18 +79,6 @@ class _Head:
     @property
     def _write_id(self) -> str | None:
         return None if self.snapshot.summary is None else self.snapshot.summary[_WRITE]
-
-
-@dataclass(frozen=True)
-class _Files:
-    """The files of a partition after a commit: ``entries``, those without a snapshot are new; those that are ``gone``; and the
-    data files that are ``marked``: their superseded rows need an entry, which is not written yet."""
-
-    partition: str
-    entries: tuple[Entry, ...]
-    gone: tuple[Entry, ...] = ()
-    marked: tuple[DataFile, ...] = ()
-    has_new_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,7 +110,7 @@ class IcebergPublisher(TablePublisher):
         spec, shown = self._spec(newest), newest.body.partitions
         iceberg_schema(spec, 0)
         self.table.map_concurrently(
-            lambda partition: self._buckets(spec, partition, shown[partition].version), list(shown)
+            lambda partition: self._objects.buckets(spec, partition, shown[partition].version), list(shown)
         )
 
     def garbage(self, oldest: int, newest: int) -> list[ObjectInfo]:
@@ -158,11 +129,13 @@ class IcebergPublisher(TablePublisher):
         # By the last part, which is unique: a catalog that writes them may spell the address in its own way.
         named = {address.rpartition("/")[2] for address in (table.metadata_location, *log)}
         needed = {*lists, *(name for name in found if name.rpartition("/")[2] in named)}
-        manifests = {m.manifest_path: m for name in lists for run in self._runs(name) for m in run.manifests}
+        manifests = {m.manifest_path: m for name in lists for run in self._objects.runs(name) for m in run.manifests}
         needed |= set(map(reader.name, manifests))
         of_deletes = [manifest for manifest in manifests.values() if manifest.content]
         needed |= {
-            entry.name for entries in self.table.map_concurrently(self._entries, of_deletes) for entry in entries
+            entry.name
+            for entries in self.table.map_concurrently(self._objects.entries, of_deletes)
+            for entry in entries
         }
         return [info for name, info in found.items() if name not in needed]
 
@@ -202,6 +175,10 @@ class IcebergPublisher(TablePublisher):
     @cached_property
     def _root(self) -> str:
         return root_address(self.objects.store)
+
+    @cached_property
+    def _objects(self) -> SnapshotObjects:
+        return SnapshotObjects(self.table, self._root)
 
     def _number(self, snapshot: IcebergSnapshot) -> int | None:
         """The number of our snapshot; None if it is another program's."""
@@ -274,10 +251,11 @@ class IcebergPublisher(TablePublisher):
         id_, sequence = int(clock.new_id()[:16], 16) >> 1, metadata.last_sequence_number + 1
         writer = FileWriter(self._root, spec, schema, partition_spec(spec), version, id_, sequence)
         first_row = _next_row(metadata) if version == 3 else None
-        shown, changed = self._write_files(writer, head, link, first_row)
+        listed = self._objects.runs(writer.name(head.snapshot.manifest_list)) if head else []
+        shown, changed = self._objects.write(writer, listed, self._before(head, link), link, first_row)
         listing = f"{_LIST}{link.number}-{clock.new_id()}.avro"
         parent = head.snapshot.snapshot_id if head else None
-        self._put(listing, writer.manifest_list(shown, parent))
+        self._objects.put(listing, writer.manifest_list(shown, parent))
         own = {_SNAPSHOT: str(link.number), _WRITE: link.write_id, _TABLE: self.newest_spec.table_id}
         snapshot = IcebergSnapshot.model_validate(
             {
@@ -287,10 +265,10 @@ class IcebergPublisher(TablePublisher):
                 # pyiceberg puts its own time into an equal one
                 "timestamp-ms": max(moment, metadata.last_updated_ms + 1),
                 "manifest-list": writer.address(listing),
-                "summary": _summary(shown, changed, own),
+                "summary": summary(shown, changed, own),
                 "schema-id": schema.schema_id,
                 "first-row-id": first_row,
-                "added-rows": None if first_row is None else _rows_with_new_ids(shown, id_),
+                "added-rows": None if first_row is None else rows_with_new_ids(shown, id_),
             }
         )
         updates = (*self._updates(metadata, schema), *self._snapshot_updates(metadata, snapshot, link.number, newest))
@@ -301,10 +279,10 @@ class IcebergPublisher(TablePublisher):
             )
             catalog.commit(head.table, requirements, updates)
             return
-        name = f"{_METADATA}/00000-{uuid.UUID(clock.new_id())}.metadata.json"
+        name = f"{METADATA}/00000-{uuid.UUID(clock.new_id())}.metadata.json"
         first = update_table_metadata(metadata, updates)
         # That of TableMetadataV3 raises: pyiceberg's own writers do not know all of version 3 yet.
-        self._put(name, IcebergBaseModel.model_dump_json(first).encode())
+        self._objects.put(name, IcebergBaseModel.model_dump_json(first).encode())
         catalog.register(writer.address(name))
 
     def _spec(self, link: Link[Snapshot]) -> TableSpec:
@@ -364,52 +342,6 @@ class IcebergPublisher(TablePublisher):
         if gone:
             yield RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone})
 
-    def _write_files(
-        self, writer: FileWriter, head: _Head | None, link: Link[Snapshot], first_row: int | None
-    ) -> tuple[list[Run], list[_Files]]:
-        """Write what the snapshot's manifest list will name. Returns its runs, and the files of changed partitions."""
-        before = self._before(head, link)
-        now, old = link.body.partitions, before.partitions if before else {}
-        listed = self._runs(writer.name(head.snapshot.manifest_list)) if head else []
-        firsts = [run.first for run in listed]
-
-        def place_of(partition: str) -> int:
-            return max(0, bisect_right(firsts, partition) - 1)
-
-        changed = {p for p in {*now, *old} if now.get(p) != old.get(p)}
-        if before and before.spec_version != link.body.spec_version and any(one.retyped for one in writer.spec.renames):
-            # Files that stay may be from before a retype, and have no field of the new id.
-            self.table.map_concurrently(lambda p: self._buckets(writer.spec, p, now[p].version), list(now))
-        touched = set(map(place_of, changed)) if before else set(range(len(listed)))
-        known: dict[str, list[Entry]] = {partition: [] for partition in changed}
-        read = [manifest for place, run in enumerate(listed) if place in touched for manifest in run.manifests]
-        for entries in self.table.map_concurrently(self._entries, read):
-            for entry in entries:
-                known.setdefault(entry.partition, []).append(entry)
-
-        def files_of(partition: str) -> _Files:
-            if before is not None and partition not in changed:
-                return _Files(partition, tuple(known[partition]))
-            shown, was = now.get(partition), old.get(partition)
-            keeps_vectors = before is not None or writer.version == 2
-            version = shown.version if shown else -1
-            files = self._diff(writer, partition, version, known[partition], keeps_vectors=keeps_vectors)
-            return replace(files, has_new_rows=shown is None or was is None or shown.merged != was.merged)
-
-        diffs = self.table.map_concurrently(files_of, sorted(known))
-        deletes = self._delete_writer(writer, link.number).write([file for files in diffs for file in files.marked])
-        found = [
-            replace(files, entries=(*files.entries, *(deletes[file.name] for file in files.marked))) for files in diffs
-        ]
-        kept = [place for place in range(len(listed)) if place not in touched]
-        stretches = groupby(found, key=lambda files: bisect_right(kept, place_of(files.partition)))
-        chunks = [
-            chunk for _, stretch in stretches for chunk in runs(stretch, lambda files: len(files.entries), MOST_ENTRIES)
-        ]
-        written = self._write_runs(writer, link.number, chunks, first_row)
-        all_runs = [*(listed[place] for place in kept), *(run for run in written if run.manifests)]
-        return sorted(all_runs, key=lambda run: run.first), found
-
     def _before(self, head: _Head | None, link: Link[Snapshot]) -> Snapshot | None:
         """The snapshot that the table shows, with which ``link`` is compared; None: all partitions are written anew.
 
@@ -428,94 +360,6 @@ class IcebergPublisher(TablePublisher):
                 if entry is None or entry.body.restored is not None:
                     return None
         return before.body
-
-    def _diff(
-        self, writer: FileWriter, partition: str, version: int, known: Sequence[Entry], *, keeps_vectors: bool
-    ) -> _Files:
-        """Compare a version of a partition (-1: it has no rows) with the files that the table has of it."""
-        data = {entry.name: entry for entry in known if not entry.of}
-        deletes = {entry.of: entry for entry in known if entry.of and keeps_vectors}
-        entries: list[Entry] = []
-        marked: list[DataFile] = []
-        for bucket in self._buckets(writer.spec, partition, version):
-            for file in bucket.data:
-                stored = data.get(file.name)
-                entries.append(stored or writer.data(file))
-                if file.deleted is not None:
-                    shown = deletes.get(file.name) if stored else None
-                    if shown is not None and shown.mark == mark_of(file):
-                        entries.append(shown)
-                    else:
-                        marked.append(file)
-        kept = set(entries)
-        gone = tuple(entry for entry in known if entry not in kept)
-        return _Files(partition, tuple(entries), gone, tuple(marked))
-
-    def _delete_writer(self, writer: FileWriter, number: int) -> DeleteWriter:
-        kind = Puffins if writer.version == 3 else PositionDeletes
-        return kind(self.table, writer.address, f"{_DELETES}/{number}-")
-
-    def _buckets(self, spec: TableSpec, partition: str, version: int) -> tuple[BucketEntry, ...]:
-        """The buckets of a version. Raises ConfigurationError (``unfit-for-iceberg``) if its files were adopted, or have values
-        that readers would have to convert."""
-        buckets = self.table.version(partition, version).buckets
-        see = "Readers of Iceberg see the snapshot before; readers of lakeupsert are not affected."
-        if any(bucket.data and not bucket.settled for bucket in buckets):
-            raise ConfigurationError(
-                UNFIT,
-                f"{partition} has adopted files, whose columns have no field ids of this table. {see}",
-                next="run `lakeupsert compact --full`, which writes files with field ids",
-            )
-        if any(spec.conversions(file.renames) for bucket in buckets for file in bucket.data):
-            raise ConfigurationError(
-                UNFIT,
-                f"{partition} has files from before a column was retyped, and readers would not convert its values. {see}",
-                next="run `lakeupsert compact --full`, which converts them",
-            )
-        return buckets
-
-    def _write_runs(
-        self, writer: FileWriter, number: int, chunks: Sequence[Sequence[_Files]], first_row: int | None
-    ) -> list[Run]:
-        """Write the manifests of each run of partitions. ``first_row``: the first row id that no file has."""
-        rows = (sum(entry.rows for files in chunk for entry in files.entries if not entry.of) for chunk in chunks)
-        row_ids = [None] * len(chunks) if first_row is None else accumulate(rows, initial=first_row)
-
-        def write(pair: tuple[Sequence[_Files], int | None]) -> Run:
-            files, row_id = pair
-            manifests = []
-            for deletes in (False, True):
-                entries = [entry for one in files for entry in one.entries if bool(entry.of) == deletes]
-                gone = [entry for one in files for entry in one.gone if bool(entry.of) == deletes]
-                if entries or gone:
-                    name = f"{_METADATA}/manifest-{number}-{clock.new_id()}.avro"
-                    body, manifest = writer.manifest(entries, gone, name, None if deletes else row_id)
-                    self._put(name, body)
-                    manifests.append(manifest)
-            return Run(files[0].partition, tuple(manifests))
-
-        return self.table.map_concurrently(write, list(zip(chunks, row_ids, strict=False)))
-
-    # -- objects
-
-    def _runs(self, name: str) -> list[Run]:
-        """The runs of a manifest list."""
-        return FileReader(self._root).runs(self._get(name), name)
-
-    def _entries(self, manifest: ManifestFile) -> list[Entry]:
-        reader = FileReader(self._root)
-        return reader.entries(manifest, self._get(reader.name(manifest.manifest_path)))
-
-    def _get(self, name: str) -> bytes:
-        store = self.objects.store
-        try:
-            return store.get(name)
-        except NotFoundError as e:
-            raise damaged(store.uri(name), "an object of the Iceberg table", "it is missing", next=RESET) from e
-
-    def _put(self, name: str, data: bytes) -> None:
-        with self.objects.store.write(name) as sink:
-            sink.write(data)
 
 
 def open_publisher(table: PublishedTable) -> IcebergPublisher:
@@ -537,47 +381,3 @@ def _schema_of(spec: TableSpec, metadata: TableMetadata) -> Schema:
 def _next_row(metadata: TableMetadata) -> int:
     """The row id that the next new row gets."""
     return (metadata.next_row_id or 0) if isinstance(metadata, TableMetadataV3) else 0
-
-
-def _rows_with_new_ids(shown: Sequence[Run], snapshot: int) -> int:
-    """How many row ids the snapshot's new manifests take, as Iceberg counts them: rows that keep theirs included."""
-    new = [m for run in shown for m in run.manifests if m.added_snapshot_id == snapshot and not m.content]
-    return sum(m.added_rows_count + m.existing_rows_count for m in new)
-
-
-def _summary(shown: Sequence[Run], changed: Sequence[_Files], own: dict[str, str]) -> Summary:
-    """What the commit did, and how much the table has now, in Iceberg's words."""
-    entries = [entry for files in changed for entry in files.entries if entry.snapshot is None]
-    gone = [entry for files in changed for entry in files.gone]
-    manifests = [manifest for run in shown for manifest in run.manifests]
-    operation = Operation.OVERWRITE
-    if not any(files.has_new_rows for files in changed):
-        operation = Operation.REPLACE
-    elif not gone and not any(entry.of for entry in entries):
-        operation = Operation.APPEND
-
-    def files(content: int) -> int:
-        return sum(m.added_files_count + m.existing_files_count for m in manifests if m.content == content)
-
-    def rows(content: int) -> int:
-        return sum(m.added_rows_count + m.existing_rows_count for m in manifests if m.content == content)
-
-    counts = {
-        "added-data-files": sum(not entry.of for entry in entries),
-        "added-delete-files": sum(bool(entry.of) for entry in entries),
-        "deleted-data-files": sum(not entry.of for entry in gone),
-        "removed-delete-files": sum(bool(entry.of) for entry in gone),
-        "added-records": sum(entry.rows for entry in entries if not entry.of),
-        "added-position-deletes": sum(entry.rows for entry in entries if entry.of),
-        "deleted-records": sum(entry.rows for entry in gone if not entry.of),
-        "removed-position-deletes": sum(entry.rows for entry in gone if entry.of),
-        "total-data-files": files(0),
-        "total-delete-files": files(1),
-        "total-records": rows(0),
-        "total-position-deletes": rows(1),
-        "total-equality-deletes": 0,
-    }
-    if any(entry.span for entry in (*entries, *gone)):
-        counts["added-dvs"] = sum(bool(entry.span) for entry in entries)
-        counts["removed-dvs"] = sum(bool(entry.span) for entry in gone)
-    return Summary(operation, **own, **{name: str(count) for name, count in counts.items()})

@@ -8,7 +8,7 @@ the list says with which partition each manifest begins, so a commit reads and w
 import datetime as dt
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar, cast
@@ -30,7 +30,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 from lakeupsert.config import FormatVersion
 from lakeupsert.decoding import convert
 from lakeupsert.publishers.iceberg_catalog import RESET
-from lakeupsert.publishers.iceberg_stats import ColumnMetrics, IcebergStats
+from lakeupsert.publishers.iceberg_types import ColumnMetrics, metrics_of, primitive_types
 from lakeupsert.table.layout import partition_of, partition_scalars
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.metadata import damaged
@@ -257,7 +257,7 @@ class FileWriter(FileReader):
 
     def data(self, file: DataFile) -> Entry:
         """The entry of a new data file."""
-        return Entry(file.name, file.rows, file.bytes, metrics=self._stats.metrics(file))
+        return Entry(file.name, file.rows, file.bytes, metrics=metrics_of(file, self._types))
 
     def manifest(
         self, entries: Iterable[Entry], gone: Iterable[Entry], name: str, first_row: int | None
@@ -318,8 +318,8 @@ class FileWriter(FileReader):
         return _avro(_LIST_SCHEMAS[self.version], listed, header)
 
     @cached_property
-    def _stats(self) -> IcebergStats:
-        return IcebergStats(self.schema)
+    def _types(self) -> Mapping[int, PrimitiveType]:
+        return primitive_types(self.schema)
 
     @cached_property
     def _entry_schema(self) -> object:

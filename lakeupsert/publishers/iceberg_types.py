@@ -1,8 +1,11 @@
-"""The table's columns as an Iceberg schema, with the field ids of the spec."""
+"""The table's columns as an Iceberg schema, with the field ids of the spec, and statistics of files in its types."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import NamedTuple
 
 import pyarrow as pa
+from pyiceberg.conversions import to_bytes
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
@@ -19,6 +22,7 @@ from pyiceberg.types import (
     LongType,
     MapType,
     NestedField,
+    PrimitiveType,
     StringType,
     StructType,
     TimestampType,
@@ -26,6 +30,7 @@ from pyiceberg.types import (
 )
 
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.table.manifest import Bound, DataFile
 from lakeupsert.table.spec import TableSpec, field_id
 
 UNFIT = "unfit-for-iceberg"
@@ -46,6 +51,17 @@ _TYPES: dict[pa.DataType, IcebergType] = {
 }
 
 
+class ColumnMetrics(NamedTuple):
+    """Of a column in a file: its field id, how many rows the file has and in how many it is null, and its bounds in Iceberg's
+    binary form; None: not known."""
+
+    id: int
+    values: int
+    nulls: int
+    lower: bytes | None
+    upper: bytes | None
+
+
 def iceberg_schema(spec: TableSpec, schema_id: int) -> Schema:
     """Raises ConfigurationError (``unfit-for-iceberg``) if Iceberg has no such type, or one that some engine reads wrongly."""
     types = {field.name: _type(field.type) for field in spec.schema}
@@ -62,6 +78,28 @@ def iceberg_schema(spec: TableSpec, schema_id: int) -> Schema:
         return Schema(*fields, schema_id=schema_id)
     except ValueError as e:  # such as a column `a.b`, and a field `b` in a column `a`
         raise _unfit(f"{e}.") from e
+
+
+def primitive_types(schema: Schema) -> dict[int, PrimitiveType]:
+    """The types of columns that have no fields, by field id."""
+    types = {field.field_id: field.field_type for field in schema.fields}
+    return {id_: type_ for id_, type_ in types.items() if isinstance(type_, PrimitiveType)}
+
+
+def metrics_of(file: DataFile, types: Mapping[int, PrimitiveType]) -> tuple[ColumnMetrics, ...]:
+    """Statistics of each column of ``types`` that has some. Spark answers MIN and MAX from bounds of columns, so these are
+    values that the file has."""
+    return tuple(
+        ColumnMetrics(one.id, file.rows, one.nulls, _bytes(type_, one.least), _bytes(type_, one.greatest))
+        for one in file.statistics
+        if (type_ := types.get(one.id))
+    )
+
+
+def _bytes(type_: PrimitiveType, bound: Bound) -> bytes | None:
+    if bound is None:
+        return None
+    return to_bytes(type_, Decimal(bound) if isinstance(type_, DecimalType) else bound)
 
 
 def partition_spec(spec: TableSpec) -> PartitionSpec:

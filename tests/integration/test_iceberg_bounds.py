@@ -15,8 +15,7 @@ from pyiceberg.types import PrimitiveType
 
 from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
-from lakeupsert.publishers import iceberg_stats
-from lakeupsert.publishers.iceberg_stats import IcebergStats
+from lakeupsert.publishers import iceberg_files, iceberg_types
 from tests.harness.lake import iceberg_settings, iceberg_table
 
 MOMENT = datetime(1969, 12, 31, 23, 59, 59, 999_999)
@@ -159,7 +158,7 @@ def test_column_keeps_its_bounds_through_another_name_and_a_wider_type(receipts:
 
 def test_entries_of_earlier_commits_keep_what_they_have(receipts: Receipts, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr(IcebergStats, "metrics", lambda self, file: ())
+        earlier.setattr(iceberg_files, "metrics_of", lambda file, types: ())
         receipts.night(n=pa.array([1, 2, 3, 4]))
     receipts.night("b", n=pa.array([30, 40]))
     assert receipts.bounds("a", "n") == (None, None)
@@ -170,9 +169,9 @@ def test_entries_of_earlier_commits_keep_what_they_have(receipts: Receipts, monk
 
 @pytest.fixture(params=["greatest is too low", "least is too high"])
 def wrong_bound(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = iceberg_stats._bytes
+    right = iceberg_types._bytes
     by = 1 if request.param == "least is too high" else -1
-    monkeypatch.setattr(iceberg_stats, "_bytes", lambda type_, one: right(type_, one + by if one else one))
+    monkeypatch.setattr(iceberg_types, "_bytes", lambda type_, one: right(type_, one + by if one else one))
 
 
 @pytest.mark.usefixtures("wrong_bound")

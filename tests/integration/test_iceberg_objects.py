@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.publishers.iceberg import FOLDER
+from lakeupsert.publishers.iceberg_snapshot import FOLDER
 from tests.harness.lake import Lake, iceberg_settings, iceberg_table, row
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -28,7 +28,7 @@ from lakeupsert.config import IcebergSettings, TableSettings, parse
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, TryAgainError
 from lakeupsert.operations import vacuum
 from lakeupsert.publishers import iceberg, iceberg_catalog
-from lakeupsert.publishers.iceberg import FOLDER
+from lakeupsert.publishers.iceberg_snapshot import FOLDER
 from tests.harness.lake import Lake, iceberg_settings, iceberg_table, row
 from tests.harness.servers import Server
 

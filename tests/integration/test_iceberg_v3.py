@@ -22,7 +22,8 @@ from lakeupsert.cli import main
 from lakeupsert.config import IcebergSettings, parse
 from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
 from lakeupsert.publishers import iceberg, iceberg_catalog, iceberg_deletes
-from lakeupsert.publishers.iceberg import FOLDER, IcebergPublisher
+from lakeupsert.publishers.iceberg import IcebergPublisher
+from lakeupsert.publishers.iceberg_snapshot import FOLDER
 from lakeupsert.rows.vectors import MAGIC
 from tests.harness.faults import FAULTS, Fault, Killed, Points
 from tests.harness.lake import Lake, row

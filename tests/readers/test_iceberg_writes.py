@@ -10,7 +10,7 @@ import pytest
 
 from lakeupsert.api import Table
 from lakeupsert.config import IcebergSettings, TableSettings
-from lakeupsert.publishers.iceberg import FOLDER
+from lakeupsert.publishers.iceberg_snapshot import FOLDER
 from tests.harness.readers import Place, Readers, compare
 
 STATEMENTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
