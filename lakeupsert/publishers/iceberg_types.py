@@ -87,7 +87,7 @@ def primitive_types(schema: Schema) -> dict[int, PrimitiveType]:
 
 
 def metrics_of(file: DataFile, types: Mapping[int, PrimitiveType]) -> tuple[ColumnMetrics, ...]:
-    """Statistics of each column of ``types`` that has some. Spark answers MIN and MAX from bounds of columns, so these are
+    """Statistics of each column of ``types`` that has some. Spark answers MIN and MAX from bounds (not of text), so these are
     values that the file has."""
     return tuple(
         ColumnMetrics(one.id, file.rows, one.nulls, _bytes(type_, one.least), _bytes(type_, one.greatest))

@@ -63,3 +63,17 @@ def test_stores_clock_decides_what_is_in_the_future(lake: Lake, off: Off, warns:
         warnings: list[str] = []
         lake.table.run(host="local", workers=1, warn=warnings.append)
         assert any("clock" in warning for warning in warnings) == bool(warns), "also without a new file"
+
+
+def test_a_batch_of_a_clock_that_was_ahead_lets_no_later_one_into_the_future(folder: Path) -> None:
+    lake = Lake(folder)
+    lake.land("a.jsonl", [row("past", 0, later(-1))])
+    with clock.use(Off(days=365)):
+        lake.table.run(host="local", workers=1)
+    lake.reopen()
+    lake.land("b.jsonl", [row("soon", 0, later(20)), row("future", 0, later(30))])
+    done = lake.table.run(host="local", workers=1)
+    assert done.append is not None
+    assert done.append.entry.quarantined == {"future_order": 1}
+    assert any("clock" in warning for warning in done.append.warnings)
+    assert sorted(r["k"] for r in lake.rows()) == ["past", "soon"]

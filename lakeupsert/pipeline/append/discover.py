@@ -152,8 +152,8 @@ class Ground:
         if self.clock_ahead:
             apart, side = duration(abs(self.clock_ahead) / 1e6), "ahead of" if self.clock_ahead > 0 else "behind"
             found.append(
-                f"this machine's clock is {apart} {side} the store's; rows whose order is in the future are refused by "
-                "the store's, but receipt stamps and snapshots have this machine's time. Set it by NTP"
+                f"receipt stamps are {apart} {side} the store's clock, as this machine's clock is or one before was; rows whose "
+                "order is in the future are refused by the store's. Set clocks by NTP"
             )
         if self.log:
             found.append(holds_a_table(self.log))
@@ -176,22 +176,23 @@ def read_heads(table: OpenTable, batch_id: str | None) -> Ground:
     table.history.last_snapshot()  # before the ledger, which then covers what the snapshot shows
     head = table.history.ledger_head()
     spec_head = table.history.head_spec()  # after the ledger: an entry's spec is never newer than the one read here
+    received_at = next_stamp(head.body if head else None)
     return Ground(
         batch_id=batch_id or clock.new_id(),
-        received_at=next_stamp(head.body if head else None),
+        received_at=received_at,
         begun=begun,
         snapshot=table.history.known_snapshot,
         head=head,
         spec_head=spec_head,
         entries=table.history.headers(head.number, write=True) if head else (),
-        clock_ahead=_clock_ahead(table.resources.store),
+        clock_ahead=_clock_ahead(table.resources.store, received_at),
     )
 
 
-def _clock_ahead(store: ObjectStore) -> int:
+def _clock_ahead(store: ObjectStore, received_at: int) -> int:
     """See `LedgerEntry.clock_ahead`. The heads have been read, so the store has answered."""
-    ahead = timedelta(seconds=store.clock_ahead() or 0)
-    return ahead // timedelta(microseconds=1) if abs(ahead) > CLOCKS_APART else 0
+    ahead = received_at + int(((store.clock_ahead() or 0) - clock.now().timestamp()) * 1_000_000)
+    return ahead if abs(ahead) > CLOCKS_APART // timedelta(microseconds=1) else 0
 
 
 def discover(table: OpenTable, options: AppendOptions = ALL_NEW, excluded: Collection[str] = ()) -> Ground:
@@ -223,11 +224,9 @@ def discover(table: OpenTable, options: AppendOptions = ALL_NEW, excluded: Colle
         )
     if ground.spec is not None and withdrawn is not None:
         _refuse_renamed(table.history, ground.spec, entries, {i.path: i.listed for i in inputs})
-    # The stamp is of now: listing and hashing may have taken a while.
-    received_at = next_stamp(ground.head.body if ground.head else None)
     return replace(
         ground,
-        received_at=received_at,
+        received_at=next_stamp(ground.head.body if ground.head else None),  # listing and hashing may have taken a while
         inputs=inputs,
         seen=seen,
         skipped=listing.skipped,
