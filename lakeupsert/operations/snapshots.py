@@ -69,7 +69,7 @@ def tag(table: OpenTable, name: str, snapshot: str | int | date | None) -> Link[
     def build(head: Link[Snapshot] | None) -> Snapshot | None:
         tags = head.body.tags if head else {}
         if number is None and name not in tags:
-            there = f"the tags are {', '.join(map(repr, sorted(tags)))}" if tags else "there is none"
+            there = f"the tags are {', '.join(map(repr, sorted(tags)))}" if tags else "the table has no tags"
             raise ConfigurationError(
                 "unknown-snapshot",
                 f"{name!r} is not a tag: {there}. Nothing was published.",

@@ -36,14 +36,14 @@ class History:
 
     def __init__(self, declaration: Declaration, resources: Resources) -> None:
         self._declaration, self._resources = declaration, resources
-        self._entries: dict[int, Link[LedgerEntry]] = {}
-        self._specs: dict[int, TableSpec] = {}
-        self._headers: list[LedgerEntry] = []
-        self._snapshot: Link[Snapshot] | None = None
-        self._heads: dict[str, Link[Manifest]] = {}
-        self._newest: dict[str, Link[Manifest]] = {}
-        self._works: dict[str, RewriteOrder] = {}
-        self._immutable: dict[str, bytes] = {}
+        self._entries: dict[int, Link[LedgerEntry]] = {}  # `forget_published` drops most that readers see
+        self._specs: dict[int, TableSpec] = {}  # kept for good
+        self._headers: list[LedgerEntry] = []  # kept for good, and grown
+        self._snapshot: Link[Snapshot] | None = None  # the last one; one LIST finds a newer one
+        self._heads: dict[str, Link[Manifest]] = {}  # of the last call of `heads`
+        self._newest: dict[str, Link[Manifest]] = {}  # the last few
+        self._works: dict[str, RewriteOrder] = {}  # kept for good
+        self._immutable: dict[str, bytes] = {}  # the last `KEPT_OBJECTS`
 
     @cached_property
     def objects(self) -> TableObjects:

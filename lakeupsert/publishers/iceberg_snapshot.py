@@ -206,7 +206,6 @@ def summary(shown: Sequence[Run], changed: Sequence[ChangedFiles], own: dict[str
         operation = Operation.REPLACE
     elif not gone and not any(entry.of for entry in entries):
         operation = Operation.APPEND
-
     counts = {"total-equality-deletes": 0}
     words = ("data-files", "records", "deleted"), ("delete-files", "position-deletes", "removed")
     for deletes, (files, rows, lost) in enumerate(words):

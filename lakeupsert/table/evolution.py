@@ -234,8 +234,7 @@ def _refuse_ambiguous_within(column: str, type_: pa.DataType) -> None:
     if twice is not None:
         raise ConfigurationError(
             "unfit-column-name",
-            f"Column {column!r} would contain two fields whose names are equal or differ only by case ({twice!r} in lower "
-            "case); engines like Spark take them for one.",
+            f"Column {column!r} has two fields called {twice!r}, if case is ignored, as engines like Spark do.",
             next="rename the field at the source of the landing files",
         )
     for i in range(type_.num_fields if pa.types.is_nested(type_) else 0):

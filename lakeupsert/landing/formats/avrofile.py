@@ -328,7 +328,7 @@ def _column(schema: Schema, named: Mapping[str, dict[str, Any]], inside: tuple[s
         raise ValueError(f"{schema['name']} has a size of 0, which a column can't have")
     if kind in ("record", "error"):
         if schema["name"] in inside:
-            raise ValueError(f"{schema['name']} holds itself, which a column can't")
+            raise ValueError(f"record {schema['name']} contains itself, and no column can have such a type")
         within = (*inside, schema["name"])
         return _struct({f["name"]: _column(f["type"], named, within) for f in schema["fields"]})
     return _logical(kind, schema) or _plain(

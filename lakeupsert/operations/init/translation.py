@@ -103,6 +103,6 @@ class SourceFile:
             raise ConfigurationError(
                 e.code,
                 f"{self.path}, line {line}: {e.message}",
-                next=f"{e.next}; or copy the files to a folder or bucket, and name that: {self.command_with_path}",
+                next=f"{e.next}; or copy the files to a folder or bucket, and give its address: {self.command_with_path}",
             ) from e
         return store, store.root if isinstance(store, LocalStore) else store.uri()

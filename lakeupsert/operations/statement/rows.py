@@ -111,8 +111,8 @@ class RowChoice:
             if repeats > keys.num_rows:
                 raise RefusedError(
                     "repeated-keys",
-                    f"{partition}: the statement matches {keys.num_rows} keys, and {repeats - keys.num_rows} adopted rows repeat "
-                    "one of them. No merge has removed these duplicates yet. Nothing was changed.",
+                    f"{partition}: the statement matches {repeats} adopted rows, which have only {keys.num_rows} different keys. "
+                    "No merge has removed these duplicates yet. Nothing was changed.",
                     next=f"run `lakeupsert reprocess --partition {partition}`, which leaves one row of each key, then run the "
                     "same command again",
                     partition=partition,

@@ -75,7 +75,7 @@ def _text(fields: Fields, field: int) -> str:
 def _fields(data: bytes | int) -> Fields:
     """A message of Protocol Buffers."""
     if isinstance(data, int):
-        raise ValueError("a message of a footer is a number")
+        raise ValueError("the footer has a number where a message of Protocol Buffers must be")
     found: Fields = {}
     at = 0
 
