@@ -667,7 +667,7 @@ def test_what_is_read_bit_by_bit_is_fetched_in_few_parts(
     ("schema", "told"),
     [
         (record(id="string", x=["int", "string"]), "a union of int, string"),
-        (record("node", id="string", next=["null", "node"]), "holds itself"),
+        (record("node", id="string", next=["null", "node"]), "contains itself"),
         (record(id="string", x=record("empty")), "without fields"),
     ],
 )
