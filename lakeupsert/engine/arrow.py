@@ -259,7 +259,6 @@ class _Merge:
         schema = spec.deciding_schema if spec.settles_early else spec.base_schema
         schema = schema.append(pa.field(POSITION, pa.int64()))
         keys = {name: sortable(incoming[name]).combine_chunks() for name in spec.stored_key}
-        near = next(iter(keys.items()))
         hashes = key_hashes(incoming, spec) if len(keys) > 1 else None
         # Superseded rows are dropped from the few candidates, not from all rows.
         superseded = [
@@ -268,7 +267,7 @@ class _Merge:
         dead = pa.array(np.concatenate(superseded))
         tables = [schema.empty_table()]
         streams = (
-            stream_file(self._store, msgspec.structs.replace(file, deleted=None), schema, near, begin, spec)
+            stream_file(self._store, msgspec.structs.replace(file, deleted=None), schema, keys, begin, spec)
             for file, begin in zip(files, begins, strict=False)
         )
         for rows in _concat_small(itertools.chain.from_iterable(streams)):

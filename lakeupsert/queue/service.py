@@ -113,7 +113,8 @@ class ServiceQueue(WorkQueue, Generic[Letter]):
                     break
             yield held
         finally:
-            self._return_dead([*held.values()])
+            if held:
+                self._return_dead([*held.values()])
 
     @abstractmethod
     def _receive_one(self, lease_seconds: float, wait_seconds: float | None) -> Received | None:

@@ -62,14 +62,10 @@ def key_condition(name: str, spec: TableSpec, key: Mapping[str, object]) -> str:
 def find_rows(
     store: ObjectStore, file: DataFile, schema: pa.Schema, values: Mapping[str, Column], spec: TableSpec
 ) -> Rows:
-    """The live rows with the one value of each of these columns of the stored key, in columns of ``schema`` (see `stream_file`).
-
-    Statistics exclude row groups by the first of these columns.
-    """
-    given = [name for name in spec.stored_key if name in values]
-    near = (given[0], values[given[0]]) if given else None
+    """The live rows with the one value of each of these columns of the stored key, as `stream_file` gives them."""
+    given = {name: values[name] for name in spec.stored_key if name in values}
     found = [schema.empty_table()]
-    for rows in stream_file(store, file, schema, near, spec=spec):
-        fits = [pc.equal(rows[name], values[name][0]) for name in given]
+    for rows in stream_file(store, file, schema, given, spec=spec):
+        fits = [pc.equal(rows[name], value[0]) for name, value in given.items()]
         found.append(rows.filter(reduce(pc.and_, fits)) if fits else rows)
     return pa.concat_tables(found)

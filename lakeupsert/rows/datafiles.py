@@ -3,7 +3,7 @@
 import errno
 import io
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -38,8 +38,8 @@ _COMPARED_BY_STATISTICS = (pa.types.is_integer, pa.types.is_date32, pa.types.is_
 POSITION = "_lakeupsert_position"
 """Integer column that `stream_file` adds on demand: the row's position in its file, including superseded rows."""
 
-Near = tuple[str, pa.Array | slice]
-"""A column and values of it, or a slice from the least to the greatest value."""
+Near = Mapping[str, pa.Array | slice]
+"""Columns, each with values of it, or with a slice from the least to the greatest value."""
 
 
 def decoded_width(type_: pa.DataType) -> int:
@@ -85,7 +85,7 @@ def stream_file(
 
     Args:
         schema: the columns to read. A column `POSITION` gets each row's position in the file, counted from ``first``.
-        near: row groups that contain none of these values may be skipped.
+        near: row groups that contain none of the values of a column may be skipped.
         spec: knows what columns are called in the file, and which were retyped since. Not needed to read only key and ordering
             columns, or others that decide between rows, because these never change.
     """
@@ -149,7 +149,7 @@ def _runs(metadata: pq.FileMetaData, columns: list[str], near: Near | None) -> t
     # Repeated text is small in the file and large in memory. Our own row groups were cut by their size in memory.
     rows = min(rows, max((g.num_rows for g in groups), default=1) * total // read)
     begins = [0, *itertools.accumulate(g.num_rows for g in groups)]
-    wanted = [i for i, group in enumerate(groups) if near is None or _may_hold(group, near)]
+    wanted = [i for i, group in enumerate(groups) if all(_may_hold(group, *one) for one in (near or {}).items())]
     runs = [[i for _, i in run] for _, run in itertools.groupby(enumerate(wanted), lambda pair: pair[1] - pair[0])]
     return rows, [(begins[run[0]], run) for run in runs]
 
@@ -160,9 +160,8 @@ def _bytes_of(groups: list[pq.RowGroupMetaData], columns: set[str]) -> int:
     return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.partition(".")[0] in columns)
 
 
-def _may_hold(group: pq.RowGroupMetaData, near: Near) -> bool:
+def _may_hold(group: pq.RowGroupMetaData, name: str, values: pa.Array | slice) -> bool:
     """Whether a row group may contain one of the values, judged by its statistics."""
-    name, values = near
     if not isinstance(values, slice) and not any(is_one(values.type) for is_one in _COMPARED_BY_STATISTICS):
         return True
     column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == name)

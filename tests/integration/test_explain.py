@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.operations.explain.explain import ExplainedPartition, Version
+from lakeupsert.rows import datafiles, filewriter
 from lakeupsert.table.ledger import LedgerEntry, Touched
 from lakeupsert.table.manifest import BucketEntry, Counters, DataFile, FailedMark, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
@@ -662,3 +663,20 @@ def test_versions_whose_files_are_gone_are_not_told_as_never_there(lake: Lake) -
     nights(lake, [row("a", 0, 1)])
     remove(lake, explained(lake).versions[:1])
     assert "only version." not in explained(lake).why
+
+
+def test_row_groups_are_skipped_by_every_column_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the first one has one value. explain reads one row group, and so does a merge by strategy delta."""
+    monkeypatch.setattr(filewriter, "ROW_GROUP_ROWS", 100)
+    lake = Lake(tmp_path, strategy="delta")
+    nights(lake, [row("a", 0, 1, n, line=n) for n in range(1_000)])
+    assert pq.ParquetFile(lake.table.files()[0].path).num_row_groups == 10
+    read = []
+    align = datafiles.align
+    monkeypatch.setattr(datafiles, "align", lambda rows, schema: read.append(rows.num_rows) or align(rows, schema))
+    explained(lake, "a", 742)
+    assert read == [100, 100], "of the base, and of the appended file"
+    read.clear()
+    lake.land("2.jsonl", [row("a", 0, 2, 2, line=742)])
+    lake.run()
+    assert sorted(read) == [1, 100]

@@ -69,8 +69,8 @@ def carried_rows(store: ObjectStore, spec: TableSpec, leaving: Leaving) -> Rows:
     Raises DamagedTableError if a file can't be read; WrongIndexError if a key has no row.
     """
     keys = leaving.keys.take(sort_by_key(leaving.keys, spec.stored_key))
-    hashes, first = np.unique(key_hashes(keys, spec)), spec.stored_key[0]
-    near = (first, sortable(keys[first]).combine_chunks())
+    hashes = np.unique(key_hashes(keys, spec))
+    near = {name: sortable(keys[name]).combine_chunks() for name in spec.stored_key}
     tables = [add_ranks(spec.base_schema.empty_table(), age=0, deleted=False)]
     for source in leaving.sources:
         for block in _stream(store, spec, source, near):

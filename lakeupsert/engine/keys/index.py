@@ -88,7 +88,7 @@ class StoredIndex:
 
         def read(files: Iterable[DataFile]) -> Rows:
             tables = [schema.empty_table()]
-            near = (HASH, _span(range_) if hashes is None else pa.array(hashes))
+            near = {HASH: _span(range_) if hashes is None else pa.array(hashes)}
             for file in files:
                 if share(file, range_):
                     for block in stream_file(store, file, schema, near):
