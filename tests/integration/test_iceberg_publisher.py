@@ -27,7 +27,7 @@ from lakeupsert.cli import main
 from lakeupsert.config import IcebergSettings, TableSettings, parse
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, TryAgainError
 from lakeupsert.operations import vacuum
-from lakeupsert.publishers import iceberg, iceberg_catalog
+from lakeupsert.publishers import iceberg, iceberg_catalog, iceberg_snapshot
 from lakeupsert.publishers.iceberg_snapshot import FOLDER
 from tests.harness.lake import Lake, iceberg_settings, iceberg_table, row
 from tests.harness.servers import Server
@@ -394,7 +394,7 @@ def test_vacuum_deletes_what_no_kept_snapshot_needs(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_night_rewrites_only_the_manifests_of_its_partitions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random nights over many partitions with few files to a manifest."""
-    monkeypatch.setattr(iceberg, "MOST_ENTRIES", 6)
+    monkeypatch.setattr(iceberg_snapshot, "MOST_ENTRIES", 6)
     lake = IcebergLake(folder / "lake")
     chance = random.Random(7)
     for number in range(12):

@@ -21,7 +21,7 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.config import IcebergSettings, parse
 from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
-from lakeupsert.publishers import iceberg, iceberg_catalog, iceberg_deletes
+from lakeupsert.publishers import iceberg_catalog, iceberg_deletes, iceberg_snapshot
 from lakeupsert.publishers.iceberg import IcebergPublisher
 from lakeupsert.publishers.iceberg_snapshot import FOLDER
 from lakeupsert.rows.vectors import MAGIC
@@ -167,7 +167,7 @@ def test_vectors_that_are_too_large_for_one_object(lake: RestLake, monkeypatch: 
 
 
 def test_row_keeps_its_id_while_its_file_stays(lake: RestLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iceberg, "MOST_ENTRIES", 4)  # some manifests are written again, and some are not
+    monkeypatch.setattr(iceberg_snapshot, "MOST_ENTRIES", 4)  # some manifests are written again, and some are not
     ids: dict[str, int] = {}
     for number in range(6):
         lake.update(number, range(number % 4, 8, 1 + number % 3), range(number, 30, number + 1))
