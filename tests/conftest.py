@@ -237,11 +237,10 @@ def load_script() -> Callable[[Path], ModuleType]:
 
 @pytest.fixture
 def tiny_files_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a file takes beside its rows counts as rows, so that a table of few small rows gets many buckets."""
-    from lakeupsert.rows import datafiles  # brings Arrow
+    """A table of few small rows gets many buckets."""
+    from tests.harness.lake import split_tiny_files  # brings Arrow
 
-    monkeypatch.setattr(datafiles, "BARE_BYTES", 0)
-    monkeypatch.setattr(datafiles, "COLUMN_BYTES", 0)
+    split_tiny_files(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from lakeupsert import clock
 from lakeupsert.api import Table
@@ -27,6 +28,7 @@ from lakeupsert.pipeline.resources import Resources
 from lakeupsert.publishers.delta_log import list_log
 from lakeupsert.queue import WorkQueue
 from lakeupsert.read.view import View
+from lakeupsert.rows import datafiles
 from lakeupsert.storage import ObjectStore, open_store
 from lakeupsert.table.layout import WHOLE_TABLE
 from lakeupsert.table.ledger import LedgerEntry
@@ -367,6 +369,24 @@ class Lake:
         assert last == max((n for n, e in entries if e.kind != "fence"), default=0), "the last batch is not published"
         taken = {f.path for _, entry in entries for f in entry.files}
         assert taken == set(self.landed), "a landing file was not taken"
+
+
+def split_tiny_files(patch: pytest.MonkeyPatch) -> None:
+    """What a file takes beside its rows counts as rows, so that a table of few small rows gets many buckets."""
+    patch.setattr(datafiles, "BARE_BYTES", 0)
+    patch.setattr(datafiles, "COLUMN_BYTES", 0)
+
+
+def made_once(make: Callable[[Path], Lake]) -> Any:
+    """A fixture named as ``make``: each test gets a copy of the lake that it makes in a folder, once a module. To a lake, the
+    landing files of a copy are other files of the same content."""
+    made = cache(make)
+
+    @pytest.fixture(name=make.__name__)
+    def copied(module_folder: Path, tmp_path: Path) -> Lake:
+        return made(module_folder / "lake").copy(tmp_path / "lake")
+
+    return copied
 
 
 def row(k: str, day: int | None, ts: int | None, v: int = 0, line: int = 0, op: str | None = None) -> Mapping[str, Any]:

@@ -51,15 +51,22 @@ DAMAGED = "day=2020-01-02"
 # ---------------------------------------------------------------- a small lake, and its operator
 
 
-@pytest.fixture
-def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def nights(module_folder: Path) -> Path:
     """Two nights that went well."""
+    with contextlib.chdir(module_folder):
+        Path("landing").mkdir()
+        Path("lakeupsert.toml").write_text(CONFIGURATION)
+        for number, keys in enumerate(("abc", "b"), 1):
+            land(number, keys)
+            done("run", *LOCAL)
+    return module_folder
+
+
+@pytest.fixture
+def lake(nights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(nights, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    Path("landing").mkdir()
-    Path("lakeupsert.toml").write_text(CONFIGURATION)
-    for number, keys in enumerate(("abc", "b"), 1):
-        land(number, keys)
-        done("run", *LOCAL)
     return tmp_path
 
 

@@ -27,7 +27,7 @@ from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.storage import UnknownOutcomeError
 from lakeupsert.table.manifest import Manifest
 from tests.harness.faults import FAULTS, Fault
-from tests.harness.lake import Lake, row
+from tests.harness.lake import Lake, made_once, row, split_tiny_files
 
 PARTITION = "d=2020-01-01"
 ROWS = 3000
@@ -75,19 +75,27 @@ def test_a_partition_is_split_where_it_outgrows_a_bucket(
     lake.check()
 
 
-@pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_files_split: None) -> Lake:
-    """A partition of several buckets; a night for it is appended, and is too much for one worker."""
-    monkeypatch.setattr(units, "ALONE_BUCKETS", 1)
-    lake = Lake(tmp_path / "lake", bucket="12KiB")
+@made_once
+def appended(folder: Path) -> Lake:
+    """A partition of several buckets; a night for it is appended."""
+    lake = Lake(folder, bucket="12KiB")
     lake.land("0.jsonl", [row(f"k{i:05}", 0, 10, i) for i in range(ROWS)])
-    lake.run()
+    with pytest.MonkeyPatch.context() as patch:
+        split_tiny_files(patch)
+        lake.run()
     lake.land(
         "1.jsonl", [row(f"k{i:05}", 0, 20 + i % 2, -i, op="D" if i % 9 == 0 else None) for i in range(0, ROWS, 5)]
     )
     lake.land("2.jsonl", [row(f"k{i:05}", 0, 20, i) for i in range(0, ROWS, 10)])
     lake.table.append(host="local")
     return lake
+
+
+@pytest.fixture
+def shared(appended: Lake, monkeypatch: pytest.MonkeyPatch, tiny_files_split: None) -> Lake:
+    """The same, and that night is too much for one worker."""
+    monkeypatch.setattr(units, "ALONE_BUCKETS", 1)
+    return appended
 
 
 def wanted(lake: Lake) -> dict[str, int]:

@@ -22,25 +22,32 @@ from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.workers.worker import drain
 from lakeupsert.read import spark as spark_reader
 from lakeupsert.rows import vectors
-from tests.harness.lake import Lake, row
+from tests.harness.lake import Lake, made_once, row
 
 ROWS = 400
 
 
-@pytest.fixture
-def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+@made_once
+def nights(folder: Path) -> Lake:
     """Two partitions with a base and, after two nights of updates, deletes, late rows and inserts, two deltas."""
-    monkeypatch.setattr(vectors, "INLINE_BYTES", 40)  # so that vectors lie in objects too
-    lake = Lake(tmp_path / "lake", strategy="delta")
+    lake = Lake(folder, strategy="delta")
     lake.land("0.jsonl", [row(f"k{i:03}", i % 2, 10, i) for i in range(ROWS)])
     lake.run()
-    for night in (1, 2):
-        changed = [row(f"k{i:03}", i % 2, 10 * night + 10, -i) for i in range(night, ROWS, 7)]
-        late = [row(f"k{i:03}", i % 2, 5, 0) for i in range(3, ROWS, 11)]
-        gone = [row(f"k{i:03}", i % 2, 99, op="D") for i in range(5 * night, 20 * night, 4)]
-        lake.land(f"{night}.jsonl", [*changed, *late, *gone, row(f"new{night}", 0, 1), row(f"new{night}", 1, 1)])
-        lake.run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vectors, "INLINE_BYTES", 40)  # so that vectors lie in objects too
+        for night in (1, 2):
+            changed = [row(f"k{i:03}", i % 2, 10 * night + 10, -i) for i in range(night, ROWS, 7)]
+            late = [row(f"k{i:03}", i % 2, 5, 0) for i in range(3, ROWS, 11)]
+            gone = [row(f"k{i:03}", i % 2, 99, op="D") for i in range(5 * night, 20 * night, 4)]
+            lake.land(f"{night}.jsonl", [*changed, *late, *gone, row(f"new{night}", 0, 1), row(f"new{night}", 1, 1)])
+            lake.run()
     return lake
+
+
+@pytest.fixture
+def lake(nights: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    monkeypatch.setattr(vectors, "INLINE_BYTES", 40)
+    return nights
 
 
 def command(lake: Lake, *arguments: str) -> Any:

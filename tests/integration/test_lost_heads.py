@@ -8,14 +8,14 @@ import pytest
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.pipeline.stored_objects import Versions
-from tests.harness.lake import Lake, row
+from tests.harness.lake import Lake, made_once, row
 
 DAYS = ("2020-01-01", "2020-01-02")
 DAMAGED = f"d={DAYS[0]}"
 """The partition that loses a manifest."""
 
 
-@pytest.fixture
+@made_once
 def lake(folder: Path) -> Lake:
     """Two nights that went well: `a` and `b` in each partition."""
     lake = Lake(folder, keep_snapshots=1)

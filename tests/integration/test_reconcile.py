@@ -29,7 +29,7 @@ from lakeupsert.queue import Message
 from lakeupsert.rows.datafiles import from_bytes, to_bytes
 from lakeupsert.table import metadata
 from lakeupsert.table.manifest import Manifest
-from tests.harness.lake import Lake, row
+from tests.harness.lake import Lake, made_once, row
 
 DAYS = 3
 
@@ -42,11 +42,11 @@ def one_duckdb() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
+@made_once
+def lake(folder: Path) -> Lake:
     """Nights of updates, ties, deletes and refused rows in three partitions, and a night that a restore took back."""
     rng = random.Random(3)
-    lake = Lake(tmp_path / "lake")
+    lake = Lake(folder)
     for night in range(4):
         rows = [
             row(
@@ -62,12 +62,11 @@ def lake(tmp_path: Path) -> Lake:
         lake.run()
     lake.table.restore(2, dry=False)
     lake.run()
-    lake.configure()
     return lake
 
 
 def call(lake: Lake, *args: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(main, [*args, "--config", str(lake.root / "lakeupsert.toml"), "--json"])
+    result = CliRunner().invoke(main, [*args, "--config", str(lake.configure()), "--json"])
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
 
@@ -164,7 +163,7 @@ def test_deep_says_which_engine_compared_what(lake: Lake) -> None:
     deep = call(lake, "reconcile", "--deep")["result"]["deep"]
     assert (deep.pop("engine"), deep.pop("version")) == ("duckdb", duckdb.__version__)
     assert deep == {"landing_files": 3, "rows": 180, "partitions": 3, "differ": [], "not_compared": []}
-    options = ["--config", str(lake.root / "lakeupsert.toml")]
+    options = ["--config", str(lake.configure())]
     text = CliRunner().invoke(main, ["reconcile", "--deep", *options]).stdout
     assert re.search(
         rf"DuckDB {re.escape(duckdb.__version__)}.*\b3 landing files.*\b180 rows.*\b3 of 3 partitions", text

@@ -27,7 +27,7 @@ from lakeupsert.table import metadata
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import Manifest
 from tests.harness.faults import FAULTS, Fault, Killed, Points
-from tests.harness.lake import DAY, Lake, row
+from tests.harness.lake import DAY, Lake, made_once, row
 from tests.harness.model import Row
 from tests.harness.processes import LakeProcess, Strike
 
@@ -36,10 +36,10 @@ both = pytest.mark.parametrize("source", ["stored", "landing"])
 FIRST = "d=2020-01-01"
 
 
-@pytest.fixture
+@made_once
 def lake(folder: Path) -> Lake:
     """Three published nights in two partitions: a tie, a deletion, a late record, and rows that are refused."""
-    lake = Lake(folder / "lake")
+    lake = Lake(folder)
     lake.land(
         "1.jsonl", [row("a", 0, 5, 1), row("b", 0, 5, 1), row("a", 1, 5, 1)], refused=[{**row("x", 0, 1), "v": "?"}]
     )

@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from tests.harness.faults import Fault, Killed
-from tests.harness.lake import Lake, row
+from tests.harness.lake import Lake, made_once, row
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
+@made_once
+def lake(folder: Path) -> Lake:
     """Three published nights: a row, its deletion, and a late older record that the deletion keeps dead."""
-    lake = Lake(tmp_path)
+    lake = Lake(folder)
     for night, rows in enumerate([[row("a", 0, 5, 1)], [row("a", 0, 7, 2, op="D")], [row("a", 0, 6, 3)]], 1):
         lake.land(f"{night}.jsonl", rows)
         lake.run()

@@ -45,14 +45,21 @@ def land(folder: Path, table: pa.Table, name: str) -> None:
     pq.write_table(table, folder / "landing" / name)
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Table:
+@pytest.fixture(scope="module")
+def nights(module_folder: Path) -> Path:
     """Two nights."""
-    table = opened(tmp_path)
-    for ts, days in ((1, DAYS), (2, DAYS[:5])):
-        land(tmp_path, rows(ts, days), f"{ts}.parquet")
-        table.run(host="local", workers=1)
-    return table
+    with opened(module_folder) as table:
+        for ts, days in ((1, DAYS), (2, DAYS[:5])):
+            land(module_folder, rows(ts, days), f"{ts}.parquet")
+            table.run(host="local", workers=1)
+    return module_folder
+
+
+@pytest.fixture
+def table(nights: Path, tmp_path: Path) -> Table:
+    """A copy of them."""
+    shutil.copytree(nights, tmp_path, dirs_exist_ok=True)
+    return opened(tmp_path)
 
 
 def test_snapshot_is_in_figures(table: Table, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from lakeupsert.cli import main
 from lakeupsert.engine.resolve import Versions
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import strategy
-from tests.harness.lake import Lake, row
+from tests.harness.lake import Lake, made_once, row
 from tests.harness.rounds import TIMES
 from tests.harness.spark import collect
 
@@ -270,10 +270,10 @@ def test_history_without_versions_has_no_batches_to_show(tmp_path: Path) -> None
 # ---------------------------------------------------------------- readers
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
+@made_once
+def lake(folder: Path) -> Lake:
     """Batches 0 (adopted) to 3; of one partition the adopted file is still as it was."""
-    lake = Lake(tmp_path, versions=True, strategy="delta")
+    lake = Lake(folder, versions=True, strategy="delta")
     lake.lay("old.parquet", [row(f"k{i}", i % 4, 0, i) for i in range(12)])
     lake.table.adopt()
     for number in (1, 2, 3):
