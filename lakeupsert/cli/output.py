@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lakeupsert.config import Config, TableSettings
     from lakeupsert.operations.run import RunResult
     from lakeupsert.pipeline.append.commit import AppendResult
-    from lakeupsert.pipeline.merge.dedupe import PartitionResult
+    from lakeupsert.pipeline.merge.commit import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
     from lakeupsert.pipeline.publishers import PublisherStanding
     from lakeupsert.report.status import Status

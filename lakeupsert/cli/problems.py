@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lakeupsert.api import Table
     from lakeupsert.config import TableSettings
     from lakeupsert.pipeline.append.commit import AppendResult
-    from lakeupsert.pipeline.merge.dedupe import PartitionResult
+    from lakeupsert.pipeline.merge.commit import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
     from lakeupsert.pipeline.publishers import PublisherStanding
 

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
-from lakeupsert.engine.cut import CutOutput, CutTask, cut
-from lakeupsert.engine.hosts import map_counted
+from lakeupsert.engine.cut import CutOutput, CutTask
+from lakeupsert.engine.hosted import HostedEngine
 from lakeupsert.engine.merge import MergeOutput, MergeTask
 from lakeupsert.engine.spark_gather import Source, gather
 from lakeupsert.engine.spark_host import TASKS_PER_CORE, SparkHost, pack, spread
@@ -103,8 +103,7 @@ class SparkEngine:
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]
     ) -> list[CutOutput | Exception]:
         limit = None if self._of_machine is None else SparkHost.memory_of_a_task(self._of_machine)
-        sizes = [float(task.bytes) for task in tasks]
-        return list(map_counted(SparkHost(), store, partial(cut, store, spec, spec_version, limit), tasks, sizes))
+        return HostedEngine(SparkHost(), limit).cut(store, spec, spec_version, tasks)
 
 
 def _run_window(

@@ -32,7 +32,7 @@ from lakeupsert.operations.diff import Difference, difference_by_rewrite
 from lakeupsert.operations.replay import renames_of
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.history import History
-from lakeupsert.pipeline.merge.dedupe import PartitionResult
+from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.resources import Resources

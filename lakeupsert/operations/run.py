@@ -21,7 +21,7 @@ from lakeupsert.operations.vacuum import vacuum
 from lakeupsert.pipeline.append.append import append
 from lakeupsert.pipeline.append.commit import AppendResult
 from lakeupsert.pipeline.append.discover import AppendOptions, BatchOptions, read_heads
-from lakeupsert.pipeline.merge.dedupe import PartitionResult
+from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish

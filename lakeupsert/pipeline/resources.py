@@ -32,12 +32,13 @@ class Resources:
     """The resources of one table.
 
     Attributes:
+        table: the table's name.
         sinks: take the events of this table.
         failing_causes: why partitions failed since the last one that did not; each cause is logged once.
     """
 
-    def __init__(self, name: str, settings: TableSettings, sinks: Iterable[Sink] = (tracing.record,)) -> None:
-        self._name, self._settings = name, settings
+    def __init__(self, table: str, settings: TableSettings, sinks: Iterable[Sink] = (tracing.record,)) -> None:
+        self.table, self._settings = table, settings
         self.sinks = [*sinks]
         self.failing_causes: set[str] = set()
 
@@ -66,14 +67,20 @@ class Resources:
             return open_queue(str(Path(processed.root) / HOME / "queue.sqlite"))
         raise ConfigurationError(
             "no-queue",
-            f"Table {self._name!r} is remote and its configuration names no queue.",
-            next=f"set `queue` in [tables.{self._name}]",
+            f"Table {self.table!r} is remote and its configuration names no queue.",
+            next=f"set `queue` in [tables.{self.table}]",
         )
 
     @cached_property
     def large_queue(self) -> WorkQueue | None:
         """The queue that workers of `queue` pass large partitions on to; None: they merge all partitions."""
         return open_queue(self._settings.large.queue) if self._settings.large else None
+
+    @property
+    def most_bytes(self) -> int | None:
+        """A merge that reads more is passed on to `large_queue`; None: this worker merges all partitions."""
+        large = self._settings.large
+        return large.most_bytes if large is not None and self.large_queue is not None else None
 
     @property
     def queues(self) -> list[WorkQueue]:
@@ -118,7 +125,7 @@ class Resources:
             try:
                 sink(event)
             except Exception as e:
-                log.warning("an event of table %s was lost: %r", self._name, e)
+                log.warning("an event of table %s was lost: %r", self.table, e)
 
     def close(self) -> None:
         for queue in (self.__dict__.get("queue"), self.__dict__.get("large_queue")):

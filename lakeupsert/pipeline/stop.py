@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lakeupsert.retries import GRACE_SECONDS
 
 if TYPE_CHECKING:  # the command line needs `Stop` before it needs Arrow
-    from lakeupsert.pipeline.merge.dedupe import PartitionResult
+    from lakeupsert.pipeline.merge.commit import PartitionResult
 
 
 class Stop(threading.Event):

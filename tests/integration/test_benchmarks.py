@@ -23,6 +23,7 @@ from lakeupsert.engine.merge import MergeTask
 from lakeupsert.operations.plan.prices import Prices
 from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.merge.cuts import cuts_of
+from lakeupsert.pipeline.merge.state import PartitionState
 from lakeupsert.pipeline.merge.steps import Step
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import DataFile, Manifest
@@ -236,8 +237,8 @@ def test_model_cuts_what_is_adopted_as_a_merge_does(measured: Any, tmp_path: Pat
     merge = MergeTask("d=2026-01-01", base, (), (), 1, 1, settled=False, bits=len(buckets).bit_length() - 1)
     manifest = Manifest(partition=merge.partition, merged=0, spec_version=0)
     tasks = tuple(replace(merge, bucket=n) for n in buckets)
-    step = Step(head=None, base=manifest, pending=(), active=frozenset(), up_to=1, spec=spec, tasks=tasks)
-    cuts = cuts_of(step, int(model.BUCKET_MB * 1e6))
+    state = PartitionState(head=None, base=manifest, pending=(), active=frozenset(), up_to=1)
+    cuts = cuts_of(Step(**vars(state), spec=spec, tasks=tasks, bucket_bytes=int(model.BUCKET_MB * 1e6)))
     assert len(cuts) == model.CUTS
     assert sum(cut.task.bytes for cut in cuts) == pytest.approx(lake.PARTITION_MB * 1e6, rel=0.01)
     first = model.adoption(measured)

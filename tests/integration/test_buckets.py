@@ -19,7 +19,8 @@ from lakeupsert.operations.reconcile import prove
 from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.merge import units
-from lakeupsert.pipeline.merge.dedupe import PartitionResult, dedupe_partitions, dedupe_unit
+from lakeupsert.pipeline.merge.commit import PartitionResult
+from lakeupsert.pipeline.merge.dedupe import dedupe_partitions, dedupe_unit
 from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.workers import pool as worker_pool
 from lakeupsert.pipeline.workers.worker import drain

@@ -17,7 +17,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline import strategy
-from lakeupsert.pipeline.merge.dedupe import PartitionResult
+from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.workers.worker import drain
 from lakeupsert.read import spark as spark_reader

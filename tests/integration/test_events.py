@@ -26,7 +26,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.events import Event
 from lakeupsert.pipeline import history
 from lakeupsert.pipeline.merge import units
-from lakeupsert.pipeline.merge.dedupe import PartitionResult
+from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.workers import pool as worker_pool

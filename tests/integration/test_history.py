@@ -215,7 +215,7 @@ def test_worker_that_comes_second_with_a_unit_deletes_nothing_of_the_history(tmp
         first, second = (
             ArrowEngine().merge(steps.resources.store, step.spec, step.spec_version, step.tasks)[0] for _ in range(2)
         )
-        units = UnitResults(steps, step)
+        units = UnitResults(steps.resources, steps.history, step)
         units.put(0, first)
         units.put(0, second)
         assert all(steps.resources.store.head(name) for name in first.objects)

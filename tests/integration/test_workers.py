@@ -23,7 +23,8 @@ from lakeupsert.cli import main
 from lakeupsert.config import LargeSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.pipeline import resources
-from lakeupsert.pipeline.merge.dedupe import PartitionResult, dedupe_partitions
+from lakeupsert.pipeline.merge.commit import PartitionResult
+from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.pipeline.resources import CONCURRENT_REQUESTS
 from lakeupsert.pipeline.standing import failed_partitions, is_merged, is_through
 from lakeupsert.pipeline.stop import Stop, WorkerOptions

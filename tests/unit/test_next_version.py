@@ -85,7 +85,11 @@ def manifest(*buckets: BucketEntry, merged: int = 1, **fields: Any) -> Manifest:
 
 def step(base: Manifest, *pending: Link[LedgerEntry], tasks: tuple[MergeTask, ...] = (), **fields: Any) -> Step:
     numbers = [entry.number for entry in pending]
-    usual: dict[str, Any] = {"active": frozenset(numbers), "up_to": max(numbers, default=base.merged)}
+    usual: dict[str, Any] = {
+        "active": frozenset(numbers),
+        "up_to": max(numbers, default=base.merged),
+        "bucket_bytes": 0,
+    }
     given = {"head": link(4, base), "base": base, "pending": pending, "tasks": tasks, "spec": SPEC, **usual, **fields}
     return Step(**given)
 

@@ -39,7 +39,7 @@ from lakeupsert.landing.formats.envelopes import NoEnvelopeError, Row, RowsOf, T
 from lakeupsert.landing.formats.nested import flatten, nulls, offsets
 from lakeupsert.landing.formats.oldcalendar import OldCalendar
 from lakeupsert.landing.formats.positions import LOG_POSITION, NEEDED
-from lakeupsert.landing.formats.unpacked import XZ_MEMORY, unpack_snappy
+from lakeupsert.landing.formats.unpacked import XZ_MEMORY, read_varint, unpack_snappy
 from lakeupsert.rows.leaves import leaf_types, map_leaves
 
 Schema = str | list[Any] | dict[str, Any]
@@ -204,15 +204,8 @@ def _unpacked_blocks(source: Source, header: _Header) -> Iterator[tuple[int, byt
 
 def _number(source: Source) -> int | None:
     """A zigzag number of variable length; None at the end of the file."""
-    value, shift = 0, 0
-    while byte := source.read(1):
-        value |= (byte[0] & 0x7F) << shift
-        if byte[0] < 0x80:
-            return int((value >> 1) ^ -(value & 1))
-        shift += 7
-    if shift:
-        raise EOFError("it is cut off")
-    return None
+    value = read_varint(source)
+    return None if value is None else (value >> 1) ^ -(value & 1)
 
 
 def _snappy(data: bytes) -> bytes:

@@ -5,6 +5,7 @@ place in a text file is a byte of this text.
 """
 
 import codecs
+import io
 import lzma
 import struct
 import zlib
@@ -106,14 +107,22 @@ def is_utf16(head: bytes) -> bool:
     return head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
+def read_varint(source: Source) -> int | None:
+    """A number whose bytes say which is the last; None at the end. Raises EOFError if it is cut off."""
+    value = shift = 0
+    while byte := source.read(1):
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return value
+        shift += 7
+    if shift:
+        raise EOFError("it is cut off")
+    return None
+
+
 def unpack_snappy(data: bytes, largest: int) -> bytes:
     """A block of Snappy. Raises ValueError if it says that it holds more than ``largest`` bytes."""
-    size = shift = 0
-    for byte in data:  # Arrow needs the unpacked size, which the data begins with
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
+    size = read_varint(io.BytesIO(data)) or 0  # Arrow needs the unpacked size, which the data begins with
     if size > largest:
         raise ValueError(f"a block of {size} bytes")
     text: bytes = pa.decompress(data, size, "snappy", asbytes=True)

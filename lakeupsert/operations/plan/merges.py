@@ -16,7 +16,7 @@ import pyarrow as pa
 from lakeupsert.config import TableSettings
 from lakeupsert.operations.plan.habits import Night, Sizes, last_batches, learn_sizes
 from lakeupsert.pipeline.append.commit import AppendResult
-from lakeupsert.pipeline.merge.cuts import MOST_READS, bytes_to_cut
+from lakeupsert.pipeline.merge.cuts import MOST_READS, cuts_of
 from lakeupsert.pipeline.merge.state import next_state
 from lakeupsert.pipeline.merge.steps import step_of
 from lakeupsert.pipeline.opened import OpenTable
@@ -161,7 +161,7 @@ def _merge_batches(
             rows = sum(f.rows for f in dict.fromkeys(f for t in step.tasks for b in t.batches for f in b))
             kept = [next((t.kept for t in step.tasks if share(b, t)), ()) for b in step.buckets]
             buckets, written = _merge_buckets(step.buckets, kept, rows, sizes)
-            cut = bytes_to_cut(step, table.settings.bucket_bytes)
+            cut = sum(one.task.bytes for one in cuts_of(step))
             read = cut + sum(f.bytes for f in step.read) if cut else step.bytes
             plan = plan.add(buckets, read, written + cut, len(step.read))
         else:  # a restore alone moves no bytes

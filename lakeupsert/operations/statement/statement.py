@@ -35,7 +35,7 @@ from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.commit import AppendResult, batch_job, commit_batch, send_messages
 from lakeupsert.pipeline.append.discover import Ground, read_heads
 from lakeupsert.pipeline.history import History
-from lakeupsert.pipeline.merge.dedupe import PartitionResult
+from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.merge.latest import latest
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult

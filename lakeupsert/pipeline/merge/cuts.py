@@ -1,4 +1,4 @@
-"""Files of which many merges of a step need some rows: they are cut first, so that each merge reads its own.
+"""Merge steps. Files of which many merges of a step need some rows are cut first, so that each merge reads its own.
 
 An adopted partition that becomes 128 buckets is read once for the cut, and once as pieces. Without the cut, each of the 128
 merges would read all of it. Only this module decides what is cut.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.cut import CutOutput, CutTask, Kind
-from lakeupsert.engine.merge import Engine, MergeTask
+from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.engine.runs import runs
 from lakeupsert.pipeline.merge.steps import Step
 from lakeupsert.rows.datafiles import bytes_without_rows
@@ -26,6 +26,52 @@ MOST_READS = 3
 
 MOST_PIECE_BITS = 12
 """A pack has at most 2^so many pieces. A partition needs more only if its `bucket` was once far smaller."""
+
+
+def merge_steps(
+    engine: Engine, store: ObjectStore, steps: Sequence[Step], discard: Callable[[Collection[str]], object]
+) -> list[tuple[Step, list[MergeOutput]] | Exception]:
+    """Merge steps of one spec version, in one call of the engine that cuts and one that merges.
+
+    Returns for each the step that was merged, which is the one after its cuts, and an output for each of its tasks. Or the first
+    error of the step; then the files of its other tasks are discarded.
+    """
+    ready = _cut(engine, store, steps, discard)
+    to_merge = [step for step in ready if isinstance(step, Step)]
+    tasks = [task for step in to_merge for task in step.tasks]
+    try:
+        outputs = iter(engine.merge(store, steps[0].spec, steps[0].spec_version, tasks) if tasks else ())
+    finally:
+        discard({file.name for step in to_merge for file in step.read if TableObjects.is_cut(file.name)})
+    found: list[tuple[Step, list[MergeOutput]] | Exception] = []
+    for step in ready:
+        if isinstance(step, Exception):
+            found.append(step)
+            continue
+        of_step = [next(outputs) for _ in step.tasks]
+        failure = next((output for output in of_step if isinstance(output, Exception)), None)
+        merged = [output for output in of_step if not isinstance(output, Exception)]
+        if failure:
+            discard({name for output in merged for name in output.objects} - step.stored_objects)
+        found.append(failure or (step, merged))
+    return found
+
+
+def _cut(
+    engine: Engine, store: ObjectStore, steps: Sequence[Step], discard: Callable[[Collection[str]], object]
+) -> list[Step | Exception]:
+    """The same steps after everything was cut that must be, or the error of a step, whose other cuts are discarded."""
+    cuts = [cuts_of(step) for step in steps]
+    tasks = [cut.task for of_step in cuts for cut in of_step]
+    outputs = iter(engine.cut(store, steps[0].spec, steps[0].spec_version, tasks) if tasks else ())
+    found: list[Step | Exception] = []
+    for step, of_step in zip(steps, cuts, strict=True):
+        done = [next(outputs) for _ in of_step]
+        failure = next((output for output in done if isinstance(output, Exception)), None)
+        if failure:
+            discard({name for output in done if isinstance(output, CutOutput) for name in output.objects})
+        found.append(failure or (after_cut(step, of_step, all_or_raise(done)) if of_step else step))
+    return found
 
 
 @dataclass(frozen=True)
@@ -47,7 +93,7 @@ class Cut:
     task: CutTask
 
 
-def cuts_of(step: Step, bucket_bytes: int) -> tuple[Cut, ...]:
+def cuts_of(step: Step) -> tuple[Cut, ...]:
     """What to cut before the step is merged: nothing if that spares little, or if the pieces would be mostly footers.
 
     A cut reads about one bucket's bytes, or one file, or as much as the footers of its pieces need to be a small part.
@@ -62,7 +108,7 @@ def cuts_of(step: Step, bucket_bytes: int) -> tuple[Cut, ...]:
             groups.setdefault(group, {})[file] = number
             bits[group] = max(bits[group], task.bits)
     coarse = {file for file, count in readers.items() if count > MOST_READS}
-    if sum(file.bytes * (readers[file] - 1) for file in coarse) <= ALONE_BUCKETS * bucket_bytes:
+    if sum(file.bytes * (readers[file] - 1) for file in coarse) <= ALONE_BUCKETS * step.bucket_bytes:
         return ()
     found: list[Cut] = []
     for group, numbers in groups.items():
@@ -70,7 +116,7 @@ def cuts_of(step: Step, bucket_bytes: int) -> tuple[Cut, ...]:
         more = min(bits[group] - group.bits, MOST_PIECE_BITS)
         if sum(file.bytes for file in files) < footer << more:
             continue
-        for run in runs(files, lambda file: file.bytes, max(bucket_bytes, 4 * footer << more)):
+        for run in runs(files, lambda file: file.bytes, max(step.bucket_bytes, 4 * footer << more)):
             cut = CutTask(
                 partition=step.partition,
                 kind=group.kind,
@@ -84,11 +130,6 @@ def cuts_of(step: Step, bucket_bytes: int) -> tuple[Cut, ...]:
     return tuple(found)
 
 
-def bytes_to_cut(step: Step, bucket_bytes: int) -> int:
-    """Bytes that a cut would read and write, and that the merges would read again."""
-    return sum(cut.task.bytes for cut in cuts_of(step, bucket_bytes))
-
-
 def after_cut(step: Step, cuts: Sequence[Cut], outputs: Iterable[CutOutput]) -> Step:
     """The step whose merges read what was cut."""
     pieces: dict[_Group, list[DataFile]] = {}
@@ -98,36 +139,6 @@ def after_cut(step: Step, cuts: Sequence[Cut], outputs: Iterable[CutOutput]) -> 
         replaced.setdefault(cut.group, set()).update(cut.task.files)
     tasks = tuple(_task_after(task, pieces, replaced) for task in step.tasks)
     return replace(step, tasks=tasks, cut_bytes=sum(cut.task.bytes for cut in cuts))
-
-
-def cut_alone(
-    engine: Engine,
-    store: ObjectStore,
-    steps: Sequence[Step],
-    bucket_bytes: int,
-    discard: Callable[[Collection[str]], object],
-) -> list[Step | Exception]:
-    """The same steps after everything was cut that has to be, in one call of the engine; or the error of a step, whose other
-    cuts are discarded.
-
-    Steps have one spec version. Whoever merges a step that is returned deletes its `packs_of` afterwards.
-    """
-    cuts = [cuts_of(step, bucket_bytes) for step in steps]
-    tasks = [cut.task for of_step in cuts for cut in of_step]
-    outputs = iter(engine.cut(store, steps[0].spec, steps[0].spec_version, tasks) if tasks else ())
-    found: list[Step | Exception] = []
-    for step, of_step in zip(steps, cuts, strict=True):
-        done = [next(outputs) for _ in of_step]
-        failure = next((output for output in done if isinstance(output, Exception)), None)
-        if failure:
-            discard({name for output in done if isinstance(output, CutOutput) for name in output.objects})
-        found.append(failure or (after_cut(step, of_step, all_or_raise(done)) if of_step else step))
-    return found
-
-
-def packs_of(step: Step) -> set[str]:
-    """The objects with what was cut for a step."""
-    return {file.name for file in step.read if TableObjects.is_cut(file.name)}
 
 
 def _task_after(

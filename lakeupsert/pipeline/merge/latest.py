@@ -18,7 +18,7 @@ from lakeupsert.engine.merge import MergeOutput
 from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.integrity import refuse_another_entry
-from lakeupsert.pipeline.merge.cuts import cut_alone
+from lakeupsert.pipeline.merge.cuts import merge_steps
 from lakeupsert.pipeline.merge.next_version import version_after
 from lakeupsert.pipeline.merge.state import merged_up_to, merges_one_by_one, next_state, state_at
 from lakeupsert.pipeline.merge.steps import Step, step_of
@@ -110,11 +110,11 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
         for partition, step in steps.items():
             head = heads_of[partition]
             while step.up_to < heads.touched[partition]:
-                body = version_after(step, head, _outputs(step, store, table.settings.bucket_bytes), {})
+                body = version_after(step, head, _outputs(step, store), {})
                 head = Link(number=step.start, write_id="", parent="", written_at="", body=body, read_at=0.0)
                 step = _step(table, heads, partition, head)
             step = replace(step, spec=spec)
-            body = version_after(step, head, _outputs(step, store, table.settings.bucket_bytes), {})
+            body = version_after(step, head, _outputs(step, store), {})
             pinned[partition] = body.buckets
             shown[partition] = PartitionVersion.of(body, -1)
     except BaseException:
@@ -158,13 +158,12 @@ def _step(table: OpenTable, heads: _Heads, partition: str, head: Link[Manifest] 
     return step_of(history, table.settings, state or state_at(history, partition, head, low, batch))
 
 
-def _outputs(step: Step, store: ObjectStore, bucket_bytes: int) -> list[MergeOutput]:
+def _outputs(step: Step, store: ObjectStore) -> list[MergeOutput]:
     if not step.tasks:
         return []
     try:
-        engine = ArrowEngine()
-        [step] = all_or_raise(cut_alone(engine, store, [step], bucket_bytes, store.delete))
-        return all_or_raise(engine.merge(store, step.spec, step.spec_version, step.tasks))
+        [(_, outputs)] = all_or_raise(merge_steps(ArrowEngine(), store, [step], store.delete))
+        return outputs
     except (DamagedTableError, RefusedError) as e:
         raise type(e)(
             e.code,

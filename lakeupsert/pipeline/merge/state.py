@@ -59,6 +59,11 @@ class PartitionState:
         return self.base.buckets or (BucketEntry(id="", digests=NO_DIGESTS),)
 
     @property
+    def stored_objects(self) -> set[str]:
+        """The objects of these buckets."""
+        return {name for bucket in self.buckets for name in bucket.objects}
+
+    @property
     def counted(self) -> list[Link[LedgerEntry]]:
         """The pending entries whose rows are merged."""
         return [link for link in self.pending if link.number in self.active]

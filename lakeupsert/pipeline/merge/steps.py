@@ -36,11 +36,13 @@ class Step(PartitionState):
 
     Attributes:
         spec: version `spec_version` of the spec.
+        bucket_bytes: the setting `bucket`.
         tasks: one for each bucket that gets rows. Buckets without a task stay; a restore alone has no task.
         cut_bytes: what a cut has read of files that were replaced by pieces (`cuts`).
     """
 
     spec: TableSpec
+    bucket_bytes: int
     tasks: tuple[MergeTask, ...] = ()
     cut_bytes: int = 0
 
@@ -64,7 +66,7 @@ class Step(PartitionState):
 def step_of(history: History, settings: TableSettings, state: PartitionState) -> Step:
     """The step from a state to the next version."""
     spec = history.spec(state.spec_version)
-    step = Step(**vars(state), spec=spec)
+    step = Step(**vars(state), spec=spec, bucket_bytes=settings.bucket_bytes)
     batches = tuple(link.body.touched[state.partition].files for link in state.counted)
     if not batches and (state.work is None or not state.base.buckets):
         return step

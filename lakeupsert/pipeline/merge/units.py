@@ -1,13 +1,13 @@
-"""A step that is too big for one worker. Its work is cut into units; any worker may do one, and the last one commits all.
+"""Who merges a step: this worker, all workers together in units, or a worker for large partitions.
 
-Reads     what the unit's tasks name, and the results of the other units
+Reads     what a unit's tasks name, and the results of the other units
 Writes    the tasks' files, then the unit's result, an object that is created only if it is absent
 Repeat    safe: a unit whose result exists is not done again, and of two workers the second drops its files
 
     units that cut files (`cuts`; most steps need none) -> units that merge runs of buckets -> commit
 
-A result's name is a hash of everything that its tasks read and of the chain's last fence. So only workers that do the same
-work find it, and nobody does once vacuum may have deleted its files.
+Any worker may do a unit, and the last one commits all. A result's name is a hash of everything that its tasks read and of the
+chain's last fence. So only workers that do the same work find it, and nobody does once vacuum may have deleted its files.
 """
 
 import hashlib
@@ -18,14 +18,17 @@ from functools import partial
 import msgspec
 
 from lakeupsert.engine.cut import CutOutput, CutTask
-from lakeupsert.engine.merge import MergeOutput, MergeTask
+from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.engine.runs import runs
+from lakeupsert.errors import RefusedError
+from lakeupsert.pipeline.history import History
+from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.merge.cuts import ALONE_BUCKETS, after_cut, cuts_of
 from lakeupsert.pipeline.merge.steps import Step
-from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.resources import Resources
 from lakeupsert.retries import UNIT_ATTEMPTS
 from lakeupsert.rows.datafiles import decoded_width
-from lakeupsert.storage import StoreUnavailableError, UnknownOutcomeError
+from lakeupsert.storage import NotFoundError, StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table import metadata
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import share
@@ -59,10 +62,50 @@ class UnitResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {name for output in outputs for name in output.objects}
 
 
-def is_shared(step: Step, bucket_bytes: int) -> bool:
+def pass_on(
+    resources: Resources, history: History, engine: Engine, step: Step, result: PartitionResult
+) -> PartitionResult | None:
+    """``result`` as ``large`` or ``shared``, or None if this worker merges the step.
+
+    Raises RefusedError if the step does not fit into this worker's memory and no other worker can take it.
+    """
+    shared = engine.shares_units and is_shared(step)
+    if (resources.most_bytes is not None or not shared) and is_large(resources, engine, step, step.tasks):
+        return replace(result, status="large")
+    if not shared:
+        return None
+    try:
+        missing = UnitResults(resources, history, step).find_missing()
+    except NotFoundError:  # another worker commits the step just now
+        missing = []
+    # If every unit is done, one more message of any unit is needed for what follows.
+    return replace(result, status="shared", units=tuple(missing or [0]))
+
+
+def is_large(resources: Resources, engine: Engine, step: Step, tasks: Sequence[MergeTask]) -> bool:
+    """Whether the workers of large partitions merge these tasks. Raises RefusedError if they don't fit here and no other
+    workers exist."""
+    needs = max((engine.memory_of(step.spec, task) for task in tasks), default=0)
+    size = sum(file.bytes for file in dict.fromkeys(file for task in tasks for file in task.read))
+    fits = engine.memory_limit is None or needs <= engine.memory_limit
+    if resources.most_bytes is not None:
+        return not fits or size > resources.most_bytes
+    if fits:
+        return False
+    raise RefusedError(
+        "too-large-for-worker",
+        f"{step.partition}: merging its {size / 1e6:,.1f} MB needs about {needs / 1e6:,.0f} MB of memory, and this worker "
+        f"may use {max(0, engine.memory_limit or 0) / 1e6:,.0f} MB. The merge was not started; the partition is unchanged.",
+        next=f"give workers more memory or start fewer (--workers), or let Spark merge it: `--engine spark`, or "
+        f"[tables.{resources.table}.large] for all such partitions",
+        partition=step.partition,
+    )
+
+
+def is_shared(step: Step) -> bool:
     """Whether the step is done in units."""
     efforts = _efforts(step)
-    return len(efforts) > 1 and sum(efforts) > ALONE_BUCKETS * bucket_bytes
+    return len(efforts) > 1 and sum(efforts) > ALONE_BUCKETS * step.bucket_bytes
 
 
 class UnitResults:
@@ -72,16 +115,16 @@ class UnitResults:
     Raises NotFoundError if another worker commits the step meanwhile.
     """
 
-    def __init__(self, table: OpenTable, step: Step) -> None:
-        self._resources = table.resources
+    def __init__(self, resources: Resources, history: History, step: Step) -> None:
+        self._resources = resources
         self._earlier: set[str] = set()
-        cuts = cuts_of(step, table.settings.bucket_bytes)
+        cuts = cuts_of(step)
         self._set_units(step, [Unit(cut=cut.task) for cut in cuts])
         if not cuts or not self.find_missing():
-            outputs = [result.cut for result in self._read(table.history.get_once) if result.cut]
+            outputs = [result.cut for result in self._read(history.get_once) if result.cut]
             self._earlier = {*self._names.values(), *(name for output in outputs for name in output.objects)}
             step = after_cut(step, cuts, outputs)
-            self._set_units(step, _runs_of_merges(step, table.settings.bucket_bytes))
+            self._set_units(step, _runs_of_merges(step))
 
     def _set_units(self, step: Step, units: Sequence[Unit]) -> None:
         self.step, self.units = step, units
@@ -134,10 +177,10 @@ class UnitResults:
         self._resources.discard({*self._names.values(), *self._earlier})
 
 
-def _runs_of_merges(step: Step, bucket_bytes: int) -> list[Unit]:
+def _runs_of_merges(step: Step) -> list[Unit]:
     """Runs of buckets, each of about one bucket's bytes of work."""
     pairs = zip(step.tasks, _efforts(step), strict=True)
-    of_units = runs(pairs, lambda pair: pair[1], bucket_bytes)
+    of_units = runs(pairs, lambda pair: pair[1], step.bucket_bytes)
     return [Unit(tuple(task for task, _ in run)) for run in of_units]
 
 

@@ -17,7 +17,7 @@ from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.by_name import EngineName, HostName, arrow_on_spark, spark_engine
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.pipeline.merge.dedupe import PartitionResult
+from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
 from lakeupsert.pipeline.standing import is_through

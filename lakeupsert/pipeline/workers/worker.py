@@ -26,7 +26,8 @@ from lakeupsert.engine.merge import Engine
 from lakeupsert.errors import ExecutorError, LakeupsertError, TryAgainError, cause_of, split_text
 from lakeupsert.events import Failure
 from lakeupsert.pipeline.history import History
-from lakeupsert.pipeline.merge.dedupe import PartitionResult, dedupe_partitions, dedupe_unit, failed
+from lakeupsert.pipeline.merge.commit import PartitionResult
+from lakeupsert.pipeline.merge.dedupe import dedupe_partitions, dedupe_unit
 from lakeupsert.pipeline.messages import pending_messages
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.resources import Resources
@@ -281,9 +282,7 @@ class _Delivery:
         wanted = {partition: max(x.message.batch for x in leases) for partition, leases in by_partition.items()}
         receives = {partition: max(x.receives for x in leases) for partition, leases in by_partition.items()}
         to_try = {p: batch for p, batch in wanted.items() if receives[p] <= table.resources.queue.max_receives}
-        given_up = [
-            PartitionResult(p, status="failed", error=UNANSWERED, engine=engine.name) for p in wanted if p not in to_try
-        ]
+        given_up = [PartitionResult(p).failed(engine.name, UNANSWERED) for p in wanted if p not in to_try]
         merge = dedupe_partitions if unit is None else partial(dedupe_unit, unit=unit)
         for result in itertools.chain(given_up, _merge_partitions(table, engine, merge, to_try, work)):
             message = Message(table.name, result.partition, wanted[result.partition], work, unit)
@@ -375,7 +374,7 @@ def _merge_partitions(
             raise
         except Exception as e:
             log.debug("partition failed: %s", partition, exc_info=True)
-            yield failed(partition, engine, e)
+            yield PartitionResult(partition).failed(engine.name, e)
 
 
 def mark_failed(history: History, partition: str, batch: int, reason: str) -> None:

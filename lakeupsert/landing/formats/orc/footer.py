@@ -4,13 +4,14 @@ https://orc.apache.org/specification/ORCv1/ has the messages, in the encoding of
 Buffers, and the numbers of their fields.
 """
 
+import io
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from lakeupsert.landing.formats.unpacked import unpack_snappy
+from lakeupsert.landing.formats.unpacked import read_varint, unpack_snappy
 
 _TAIL = 1 << 14
 _LARGEST = 1 << 26
@@ -77,31 +78,14 @@ def _fields(data: bytes | int) -> Fields:
     if isinstance(data, int):
         raise ValueError("the footer has a number where a message of Protocol Buffers must be")
     found: Fields = {}
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while at < len(data):
-        field, wire = divmod(varint(), 8)
-        value: int | bytes
-        if wire == 0:
-            value = varint()
-        elif wire in (1, 2, 5):
-            length = varint() if wire == 2 else 8 if wire == 1 else 4
-            value = data[at : at + length]
-            at += length
-        else:
+    source = io.BytesIO(data)
+    while (tag := read_varint(source)) is not None:
+        field, wire = divmod(tag, 8)
+        if wire not in (0, 1, 2, 5):
             raise ValueError(f"a footer has a field of kind {wire}")
-        if at > len(data):
+        number = {1: 8, 5: 4}.get(wire) or read_varint(source)
+        value = number if number is None or wire == 0 else source.read(number)
+        if number is None or value is None or (isinstance(value, bytes) and len(value) < number):
             raise ValueError("a footer is cut off")
         found.setdefault(field, []).append(value)
     return found
