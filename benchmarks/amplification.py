@@ -161,7 +161,7 @@ def _figures(table: Table, came: Counter[str], written: Counter[str]) -> dict[st
     [newest, *_] = table.snapshots()
     of = {}
     for partition, shown in newest.body.partitions.items():
-        buckets = table.objects.version(partition, shown.version).buckets
+        buckets = table.objects.partition(partition).get(shown.version).body.buckets
         base = [file for bucket in buckets for file in bucket.base]
         base_bytes = sum(file.bytes for file in base)
         of[partition] = {

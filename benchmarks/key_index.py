@@ -186,7 +186,7 @@ def bytes_of_index(table: Table) -> int:
     """With what changed since it was written."""
     head = table.objects.ledger.head()
     assert head is not None
-    index = table_keys.named_index(table.objects.headers(head.number))
+    index = table_keys.named_index([link.body for link in table.objects.ledger.between(-1, head.number)])
     return sum(f.bytes for f in index.all) if index else 0
 
 

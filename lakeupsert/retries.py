@@ -12,7 +12,7 @@ LOST_PAUSE_SECONDS = 0.01
 SENDS = 6
 """How often to create an object with the same bytes without an answer. The same bytes are harmless; a read shows who won."""
 SEND_PAUSE_SECONDS = 0.05
-"""First pause after a create without an answer: six take 3 s, in which a connection comes back."""
+"""First pause after a create without an answer: the five between six sends take 1.6 s, in which a connection comes back."""
 UNIT_ATTEMPTS = 3
 """How often the result of a unit is sent. Without it the unit is only merged again."""
 LATEST_ATTEMPTS = 5

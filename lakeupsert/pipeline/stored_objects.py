@@ -11,7 +11,6 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.standing import is_merged
 from lakeupsert.queue import QueueStats
 from lakeupsert.queue.base import DeadLetter
 from lakeupsert.storage import ObjectInfo
@@ -21,7 +20,6 @@ from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
-from lakeupsert.table.work import RewriteOrder
 
 Body = TypeVar("Body")
 
@@ -96,22 +94,6 @@ class StoredObjects:
         """The newest spec. Raises ConfigurationError if the table does not exist yet."""
         return self._opened.history.existing_spec()
 
-    def headers(self, high: int) -> list[LedgerEntry]:
-        """Ledger entries 0 to ``high`` without the partitions that they touched."""
-        return self._opened.history.headers(high)
-
     def heads(self, partitions: Iterable[str]) -> dict[str, Link[Manifest]]:
         """The newest manifest of each partition that has one."""
         return self._opened.history.heads(partitions)
-
-    def version(self, partition: str, number: int) -> Manifest:
-        """One manifest of a partition. Raises DamagedTableError if it is missing."""
-        return self._opened.history.version(partition, number)
-
-    def is_merged(self, partition: str, batch: int) -> bool:
-        """Whether the partition's newest manifest includes ``batch``."""
-        return is_merged(self._opened.history.objects, partition, batch)
-
-    def work(self, name: str) -> RewriteOrder:
-        """One work object, which asks for partitions to be rewritten."""
-        return self._opened.history.work(name)

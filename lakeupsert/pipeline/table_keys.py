@@ -26,13 +26,10 @@ from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.keys.carry import Leaving, Source, UnreadableError, WrongIndexError, carried_rows
 from lakeupsert.engine.keys.index import IndexTarget, StoredIndex
 from lakeupsert.engine.keys.lives import UnknownKeys
-from lakeupsert.engine.keys.placing import WHY_REFUSED
 from lakeupsert.engine.keys.rebuild import rebuild_index
+from lakeupsert.engine.keys.refused import quarantine_refused
 from lakeupsert.engine.keys.settle import find_refused, settle
-from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
-from lakeupsert.engine.replay import STORED_ROW, read_again
 from lakeupsert.errors import DamagedTableError, RefusedError
-from lakeupsert.landing.formats.blocks import ArrowBlock
 from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.merge.state import state_at
@@ -40,14 +37,12 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.resources import Resources
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.buckets import key_hashes, may_be_in
-from lakeupsert.rows.columns import brought_columns
-from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import TableObjects, partition_scalars
+from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import KeyIndex, LedgerEntry, Reason, Touched
 from lakeupsert.table.manifest import DataFile
-from lakeupsert.table.spec import DELETE_FLAG, FILE, OF_EARLIER_BATCH, PLACE, TableSpec
+from lakeupsert.table.spec import FILE, OF_EARLIER_BATCH, TableSpec
 
 log = logging.getLogger(__name__)
 
@@ -169,9 +164,8 @@ def _settle(
         index=None if settled.index is None else KeyIndex(up_to=number, files=settled.index),
         unknown_deletes=settled.unknown,
     )
-    if not settled.refused:
-        return SettledBatch(entry, settled.objects)
-    return _with_refused(to, SettledBatch(entry, settled.objects), settled.refused)
+    batch = SettledBatch(entry, settled.objects)
+    return _with_refused(to, batch, settled.refused) if settled.refused else batch
 
 
 def _carry(table: OpenTable, host: Host, spec: TableSpec, number: int, moves: Rows) -> Rows:
@@ -222,14 +216,7 @@ def _last_partition(history: History, number: int) -> str | None:
 def _with_refused(to: IndexTarget, batch: SettledBatch, refused: Mapping[Reason, Rows]) -> SettledBatch:
     """``batch`` with these rows in quarantine."""
     entry = batch.entry
-    with QuarantineWriter(to.store, to.start, to.footer("quarantine")) as out:
-        for reason, rows in refused.items():
-            for table in _as_refused(to, entry, rows):
-                count = table.num_rows
-                columns = dict(zip(table.schema.names, table.columns, strict=True))
-                columns |= {"reason_code": pa.repeat(reason, count), "reason": pa.repeat(WHY_REFUSED[reason], count)}
-                out.write(pa.table(columns, schema=pa.schema([f for f in QUARANTINE_SCHEMA if f.name in columns])))
-    reports = out.reports()
+    reports = quarantine_refused(to, entry, refused)
     counts: Counter[str] = Counter(entry.quarantined)
     counts.update({reason: rows.num_rows for reason, rows in refused.items()})
     orphans = sum(int(np.sum(rows[FILE].to_numpy() == OF_EARLIER_BATCH)) for rows in refused.values())
@@ -241,62 +228,6 @@ def _with_refused(to: IndexTarget, batch: SettledBatch, refused: Mapping[Reason,
         quarantine=(*entry.quarantine, *(report.file for report in reports)),
     )
     return SettledBatch(entry, batch.objects | {report.file.name for report in reports}, reports[0].examples)
-
-
-def _as_refused(to: IndexTarget, entry: LedgerEntry, rows: Rows) -> Iterator[Rows]:
-    stored = pc.equal(rows[FILE], OF_EARLIER_BATCH)
-    landed = rows.filter(pc.invert(stored))
-    yield from _as_quarantined(to, entry, landed) if entry.replayed else _as_landed(entry, landed, to.spec)
-    yield from _as_landed(entry, rows.filter(stored), to.spec)
-
-
-def _as_quarantined(to: IndexTarget, entry: LedgerEntry, rows: Rows) -> Iterator[Rows]:
-    """Rows of a replay as they are in the quarantine files that it read."""
-    for number, of_file in _by_file(rows):
-        yield from read_again(to.store, entry.replayed[number], of_file[PLACE].to_numpy())
-
-
-def _by_file(rows: Rows) -> Iterator[tuple[int, Rows]]:
-    for number in sorted(pc.unique(rows[FILE]).to_pylist()):
-        yield number, rows.filter(pc.equal(rows[FILE], number))
-
-
-def _as_landed(entry: LedgerEntry, rows: Rows, spec: TableSpec) -> Iterator[Rows]:
-    """Rows of landing files, so that a replay takes each for what it was: with what it brought, its partition and its operation.
-
-    Of operations with one meaning, the first one that the rule declares stands for all.
-    """
-    given = spec.order_by if spec.stamped or spec.order_in_name else ()
-    computed = {one.column for one in spec.partition_from}
-    rule = spec.delete
-    pieces = ((*brought, number) for number, of_file in _by_file(rows) for brought in brought_columns(of_file, spec))
-    for names, some, number in pieces:
-        count = some.num_rows
-        columns = {name: some[name].combine_chunks() for name in names if name not in given}
-        values = [None if name is None else partition_scalars(spec, name) for name in some[PARTITION].to_pylist()]
-        for name in spec.partition_by:
-            if name not in computed:
-                column = [None if of_row is None else of_row[name].as_py() for of_row in values]
-                columns[name] = pa.array(column, spec.schema.field(name).type)
-        deletes = as_mask(some[DELETE_FLAG])
-        is_kept = rule is not None and rule.keep and spec.mode == "columns"  # then it is among what the rows brought
-        if rule and rule.column and rule.values and (deletes.any() or rule.upserts) and not is_kept:
-            upsert = rule.upserts[0] if rule.upserts else None
-            operations = [rule.values[0] if dies else upsert for dies in deletes.tolist()]
-            columns[rule.column] = pa.array(operations, pa.string())
-        if rule and rule.not_null and deletes.any() and not rule.keep:
-            columns[rule.not_null] = pa.array(["true" if dies else None for dies in deletes.tolist()], pa.string())
-        block = ArrowBlock(columns, some[PLACE].to_numpy())
-        is_stored = number == OF_EARLIER_BATCH
-        yield pa.table(
-            {
-                "file": pa.repeat(STORED_ROW if is_stored else entry.files[number].path, count),
-                "position": pa.nulls(count, pa.int64()) if is_stored else some[PLACE],
-                "line": pa.nulls(count, pa.int64()),
-                "raw": pa.array(block.raw(range(count)), pa.string()),
-                "arrow": pa.array(block.arrow(range(count)), pa.binary()),
-            }
-        )
 
 
 def find_refused_again(

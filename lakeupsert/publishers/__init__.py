@@ -7,11 +7,10 @@ from functools import cached_property
 from typing import Protocol, TypeVar
 from urllib.parse import quote
 
-from lakeupsert import clock
 from lakeupsert.config import TableSettings
-from lakeupsert.retries import SEND_PAUSE_SECONDS, SENDS
+from lakeupsert.retries import SENDS
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
-from lakeupsert.table.chain import Link
+from lakeupsert.table.chain import Link, sends
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import Snapshot
@@ -69,6 +68,10 @@ class PublishedTable:
     version: Callable[[str, int], Manifest]
     map_concurrently: Concurrently
 
+    def put(self, name: str, data: bytes) -> None:
+        with self.objects.store.write(name) as sink:
+            sink.write(data)
+
 
 @dataclass(frozen=True)
 class TablePublisher:
@@ -111,20 +114,19 @@ def create_once(store: ObjectStore, name: str, data: bytes, publisher: str, seen
 
     Raises StoreUnavailableError if the store gives no answer; ``seen`` says what the publisher's readers then see.
     """
-    for attempt in range(SENDS):
+    for _ in sends():
         try:
             return store.create(name, data)
         except UnknownOutcomeError:
             with suppress(NotFoundError, StoreUnavailableError):
                 if store.get(name) == data:
                     return False
-            clock.sleep(clock.jitter(SEND_PAUSE_SECONDS * 2**attempt))
-    raise no_answer(store, name, publisher, seen)
+    raise not_created(store, name, publisher, f"{SENDS} attempts to create it got no answer. {seen}")
 
 
-def no_answer(store: ObjectStore, name: str, publisher: str, seen: str) -> StoreUnavailableError:
+def not_created(store: ObjectStore, name: str, publisher: str, why: str) -> StoreUnavailableError:
     return StoreUnavailableError(
         "store-unreachable",
-        f"{store.uri(name)}: {SENDS} attempts to create it got no answer. {seen}",
+        f"{store.uri(name)}: {why}",
         next=f"run `lakeupsert publish --to {publisher}`",
     )

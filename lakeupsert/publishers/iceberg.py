@@ -255,7 +255,7 @@ class IcebergPublisher(TablePublisher):
         shown, changed = self._objects.write(writer, listed, self._before(head, link), link, first_row)
         listing = f"{_LIST}{link.number}-{clock.new_id()}.avro"
         parent = head.snapshot.snapshot_id if head else None
-        self._objects.put(listing, writer.manifest_list(shown, parent))
+        self.table.put(listing, writer.manifest_list(shown, parent))
         own = {_SNAPSHOT: str(link.number), _WRITE: link.write_id, _TABLE: self.newest_spec.table_id}
         snapshot = IcebergSnapshot.model_validate(
             {
@@ -282,7 +282,7 @@ class IcebergPublisher(TablePublisher):
         name = f"{METADATA}/00000-{uuid.UUID(clock.new_id())}.metadata.json"
         first = update_table_metadata(metadata, updates)
         # That of TableMetadataV3 raises: pyiceberg's own writers do not know all of version 3 yet.
-        self._objects.put(name, IcebergBaseModel.model_dump_json(first).encode())
+        self.table.put(name, IcebergBaseModel.model_dump_json(first).encode())
         catalog.register(writer.address(name))
 
     def _spec(self, link: Link[Snapshot]) -> TableSpec:

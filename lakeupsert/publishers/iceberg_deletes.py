@@ -51,10 +51,6 @@ class DeleteWriter(ABC):
     def write(self, files: Sequence[DataFile]) -> dict[str, Entry]:
         """Returns an entry for each file by its name. Each file must have a deletion vector."""
 
-    def _put(self, name: str, data: bytes) -> None:
-        with self.table.objects.store.write(name) as sink:
-            sink.write(data)
-
 
 class PositionDeletes(DeleteWriter):
     """Writes an object for each data file, because Polars' own reader wants it."""
@@ -67,7 +63,7 @@ class PositionDeletes(DeleteWriter):
         body, mark = position_deletes(self.address(file.name), positions), mark_of(file)
         # A name that could return might be deleted by a vacuum that saw it unused.
         name = f"{self.prefix}{clock.new_id()}-{mark}{POSITION_DELETES}"
-        self._put(name, body)
+        self.table.put(name, body)
         return Entry(name, len(positions), len(body), of=file.name, mark=mark)
 
 
@@ -87,7 +83,7 @@ class Puffins(DeleteWriter):
     def _write(self, pack: Sequence[tuple[DataFile, "VectorBlob"]]) -> list[Entry]:
         files, blobs = zip(*pack, strict=True)
         body, name = puffin(blobs), f"{self.prefix}{clock.new_id()}.puffin"
-        self._put(name, body)
+        self.table.put(name, body)
         return [
             Entry(name, blob.rows, len(body), of=file.name, mark=mark_of(file), span=(at, len(blob.data)))
             for file, blob, at in zip(files, blobs, _begins(blobs), strict=True)

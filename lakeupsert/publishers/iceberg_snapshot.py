@@ -164,7 +164,7 @@ class SnapshotObjects:
                 if entries or gone:
                     name = f"{METADATA}/manifest-{number}-{clock.new_id()}.avro"
                     body, manifest = writer.manifest(entries, gone, name, None if deletes else row_id)
-                    self.put(name, body)
+                    self.table.put(name, body)
                     manifests.append(manifest)
             return Run(files[0].partition, tuple(manifests))
 
@@ -184,10 +184,6 @@ class SnapshotObjects:
             return store.get(name)
         except NotFoundError as e:
             raise damaged(store.uri(name), "an object of the Iceberg table", "it is missing", next=RESET) from e
-
-    def put(self, name: str, data: bytes) -> None:
-        with self.table.objects.store.write(name) as sink:
-            sink.write(data)
 
 
 def rows_with_new_ids(shown: Sequence[Run], snapshot: int) -> int:

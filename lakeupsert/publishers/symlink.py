@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError, TryAgainError
-from lakeupsert.publishers import UNFINISHED, TablePublisher, create_once, no_answer
+from lakeupsert.publishers import UNFINISHED, TablePublisher, create_once, not_created
 from lakeupsert.publishers.hive_types import Column, columns_of, unfit_columns
 from lakeupsert.retries import CATALOG_ATTEMPTS, CATALOG_PAUSE_SECONDS
 from lakeupsert.storage import NotFoundError, ObjectInfo
@@ -391,7 +391,8 @@ class SymlinkPublisher(TablePublisher):
                     f"other than lakeupsert wrote it. {unchanged}",
                     next=f"delete that object, then run `lakeupsert publish --to {self.catalog.kind}`",
                 )
-        raise no_answer(self.objects.store, name, self.catalog.kind, unchanged)
+        why = f"each of {CATALOG_ATTEMPTS} times, it existed and was deleted before it was read. {unchanged}"
+        raise not_created(self.objects.store, name, self.catalog.kind, why)
 
 
 def batches(items: Sequence[tuple[Values, Entry]]) -> Iterator[Sequence[tuple[Values, Entry]]]:

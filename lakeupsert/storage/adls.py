@@ -124,6 +124,8 @@ class AdlsStore(ServerStore):
         waiting = iter(names)
         while batch := list(islice(waiting, DELETED_AT_ONCE)):
             for attempt in range(STORE_ATTEMPTS):
+                if attempt:
+                    clock.sleep(clock.jitter(AZURE_PAUSE_SECONDS * 2 ** (attempt - 1)))
                 answers = self._delete(batch)
                 failed = {n: a for n, a in zip(batch, answers, strict=True) if a.status_code not in (202, 404)}
                 for name, answer in failed.items():
@@ -133,7 +135,6 @@ class AdlsStore(ServerStore):
                 if not failed:
                     break
                 batch = list(failed)
-                clock.sleep(clock.jitter(AZURE_PAUSE_SECONDS * 2**attempt))
             else:
                 raise unreachable(
                     self.uri(batch[0]), f"the server was busy in each of {STORE_ATTEMPTS} attempts to delete it"

@@ -266,7 +266,7 @@ class Chain(Generic[Body]):
             )
         )
         name = self.name(link.number)
-        for attempt in range(SENDS):
+        for _ in sends():
             try:
                 if self._store.create(name, data):
                     return "won"
@@ -279,7 +279,6 @@ class Chain(Generic[Body]):
             head = self.newest_number()
             if head is not None and head >= link.number:
                 return "unknown"  # it existed and was trimmed: whose it was can't be found out any more
-            clock.sleep(clock.jitter(SEND_PAUSE_SECONDS * 2**attempt))
         raise StoreUnavailableError(
             "store-unreachable",
             f"{self._store.uri(name)}: {SENDS} attempts to create it got no answer. It may still appear; "
@@ -294,6 +293,14 @@ class Chain(Generic[Body]):
             below = self.get(here.number - 1)
             here = below if below is not None and below.write_id == here.parent else None
         return here is not None and here.write_id == link.write_id
+
+
+def sends() -> Iterator[None]:
+    """One item for each time that an object is sent whose create got no answer, after a pause from the second one on."""
+    for attempt in range(SENDS):
+        if attempt:
+            clock.sleep(clock.jitter(SEND_PAUSE_SECONDS * 2 ** (attempt - 1)))
+        yield
 
 
 def refuse_newer(where: str, format_: int, requires: Sequence[str] = ()) -> None:

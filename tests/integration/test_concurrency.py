@@ -21,7 +21,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.standing import unpublished
+from lakeupsert.pipeline.standing import is_merged, unpublished
 from lakeupsert.queue import Message, QueueStats, WorkQueue
 from tests.harness.faults import Fault, Points
 from tests.harness.lake import Lake, row
@@ -671,7 +671,7 @@ def test_partition_that_fails_holds_the_night_or_lags_until_it_is_mended(folder:
         if policy == "hold":
             assert (ran.publish.batch, ran.publish.lagging) == (1, ())
             assert lake.rows() == lake.expected(1), "the others' progress is not shown either"
-            assert lake.table.objects.is_merged(name_of(0), 2), "and it is kept"
+            assert is_merged(lake.opened.history.objects, name_of(0), 2), "and it is kept"
         else:
             assert (ran.publish.batch, ran.publish.lagging) == (2, (name_of(1), name_of(4)))
             assert lake.rows() == shown(lake, {1: 1, 4: 1}, 2)

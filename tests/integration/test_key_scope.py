@@ -243,7 +243,7 @@ def test_vacuum_keeps_the_index_of_the_head_and_no_other(lake: Lake) -> None:
     lake.table.vacuum(dry=False)
     head = lake.table.objects.ledger.head()
     assert head is not None
-    index = table_keys.named_index(lake.table.objects.headers(head.number))
+    index = table_keys.named_index(lake.opened.history.headers(head.number))
     assert index is not None
     assert objects(lake) == {f.name for f in index.all}
     night(lake, 9, [row("a", 2, 9)])

@@ -131,7 +131,7 @@ def test_landing_needs_neither_stored_nor_appended_files_and_reads_what_was_aske
         file.unlink()
     work = reprocess(lake, "landing", selected=FIRST.__eq__).plan.work
     assert lake.rows() == rows
-    made = lake.table.objects.work(work).partitions
+    made = lake.opened.history.work(work).partitions
     assert list(made) == [FIRST]
     assert sum(t.bytes for t in made[FIRST].batches.values()) == sum(f.stat().st_size for f in data.glob("*.pack"))
     lake.land("5.jsonl", [row("a", 0, 6, 5), row("d", 0, 6, 5)])

@@ -11,6 +11,7 @@ import pytest
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
+from lakeupsert.retries import SENDS
 from lakeupsert.storage import LocalStore, StoreUnavailableError
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import LARGEST, Chain
@@ -144,7 +145,11 @@ def test_trimmed_version_behind_a_lost_answer_is_unknown(chain: Chain[Body], poi
     assert chain.append(Body(4), head).result == "unknown"
 
 
-def test_silent_store_is_try_again_after_bounded_sends(chain: Chain[Body]) -> None:
+def test_silent_store_is_try_again_after_bounded_sends(
+    chain: Chain[Body], time: Boat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
     grown(chain, 1)
     head = chain.head()
 
@@ -156,6 +161,7 @@ def test_silent_store_is_try_again_after_bounded_sends(chain: Chain[Body]) -> No
     chain._store = Silent(chain._store, Points())
     with pytest.raises(StoreUnavailableError, match="got no answer"):
         chain.append(Body(2), head)
+    assert len(pauses) == SENDS - 1, "none after the last send"
 
 
 class Points_that_always_fail(Points):  # noqa: N801 - reads as a sentence where it is used

@@ -106,6 +106,7 @@ def commit(resources: Resources, history: History, merge: Merge) -> Link[Manifes
     Returns None if the step must be merged again, because another writer changed a bucket.
     """
     step, head = merge.step, merge.step.head
+    buckets = head.body.buckets if head else ()
     chain = history.objects.partition(step.partition)
     new_vectors = partial(TableObjects.new, "vectors", step.start, step.partition)
     kept = store_vectors(resources.store, [output.kept for output in merge.outputs], new_vectors)
@@ -126,16 +127,12 @@ def commit(resources: Resources, history: History, merge: Merge) -> Link[Manifes
         newer = chain.head()
         # Behind a fence our files may be deleted already.
         fenced = newer is not None and newer.body.fence is not None and newer.body.fence >= step.start
-        if fenced or _buckets(newer) != _buckets(head):
+        if fenced or (newer.body.buckets if newer else ()) != buckets:
             written = {name for output in outputs for name in output.objects}
             of_units = {name for output in merge.outputs for name in output.objects} if merge.units else set()
             resources.discard(written - step.stored_objects - of_units)
             return None
         head = newer  # the new version, for example a mark, changed no bucket: the merge still holds
-
-
-def _buckets(link: Link[Manifest] | None) -> tuple[BucketEntry, ...]:
-    return link.body.buckets if link else ()
 
 
 def _new_bytes(old: Iterable[BucketEntry], new: Iterable[BucketEntry]) -> int:

@@ -73,7 +73,10 @@ def dedupe_partitions(
             del todo[partition]
         heads = {}
         for run in _calls(steps):
-            merges, failures = _merge(resources, engine, run, begun)
+            found = merge_steps(engine, resources.store, run, resources.discard)
+            seconds = (clock.elapsed() - begun) / len(run)
+            merges = [Merge(*one, engine.name, seconds) for one in found if not isinstance(one, Exception)]
+            failures = {s.partition: e for s, e in zip(run, found, strict=True) if isinstance(e, Exception)}
             links = resources.map_concurrently(partial(commit, resources, history), merges)
             for merge, link in zip(merges, links, strict=True):
                 partition = merge.step.partition
@@ -164,16 +167,6 @@ def _run_unit(store: ObjectStore, engine: Engine, step: Step, unit: Unit) -> Uni
         [output] = all_or_raise(engine.cut(store, step.spec, step.spec_version, [unit.cut]))
         return UnitResult(cut=output)
     return UnitResult(merged=tuple(all_or_raise(engine.merge(store, step.spec, step.spec_version, unit.merges))))
-
-
-def _merge(
-    resources: Resources, engine: Engine, steps: Sequence[Step], begun: float
-) -> tuple[list[Merge], dict[str, Exception]]:
-    """The steps that were merged, since ``begun``, and the error of each other partition. All have one spec version."""
-    found = merge_steps(engine, resources.store, steps, resources.discard)
-    seconds = (clock.elapsed() - begun) / max(1, len(steps))
-    merges = [Merge(*one, engine.name, seconds) for one in found if not isinstance(one, Exception)]
-    return merges, {s.partition: e for s, e in zip(steps, found, strict=True) if isinstance(e, Exception)}
 
 
 def _unit_event(
