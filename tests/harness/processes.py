@@ -139,12 +139,13 @@ class LakeProcess:
         return what, answer
 
 
-def wait_until(reached: Callable[[], bool], what: str) -> None:
-    """Return as soon as ``reached`` returns true. ``what`` names it in the failure."""
+def wait_until(reached: Callable[[], bool], what: str, pause: float = 0.002) -> None:
+    """Return as soon as ``reached`` returns true. ``what`` names it in the failure. To ask a queue takes processor time from who
+    empties it, so ask with a longer ``pause``."""
     begun = clock.elapsed()
     while not reached():
         assert clock.elapsed() - begun < PATIENCE_SECONDS, f"this never happened: {what}"
-        clock.sleep(0.002)
+        clock.sleep(pause)
 
 
 def processes_of_session(session: int) -> Iterator[tuple[int, int, str]]:

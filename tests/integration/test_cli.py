@@ -813,7 +813,7 @@ def merged_by_workers(*tables: str) -> None:
         done("append", "--host", "local", "--table", table)
     for table in tables:
         with opened(table) as found:
-            wait_until(lambda: found.status().dirty == 0, f"{table} is merged")
+            wait_until(lambda: found.status().dirty == 0, f"{table} is merged", 0.05)
 
 
 def ended(process: subprocess.Popen[str], number: signal.Signals, code: int) -> Any:

@@ -228,8 +228,8 @@ def test_21_messages_give_21_lines_while_the_worker_runs(
         lines = (tmp_path / "log").read_text().splitlines(keepends=True)
         return of_kind([json.loads(line) for line in lines if line.endswith("\n")], "merge")
 
-    wait_until(lambda: len(merges()) == DAYS, "each message has a line")
-    wait_until(lambda: samples(metrics)["lakeupsert_merges_total"] == DAYS, "the metrics have them all")
+    wait_until(lambda: len(merges()) == DAYS, "each message has a line", 0.02)
+    wait_until(lambda: samples(metrics)["lakeupsert_merges_total"] == DAYS, "the metrics have them all", 0.02)
     assert worker.poll() is None
     worker.terminate()
     out, _ = worker.communicate(timeout=PATIENCE_SECONDS)
@@ -285,7 +285,7 @@ def test_worker_forgets_its_results(lake: Lake, workers: str, monkeypatch: pytes
     alive: list[int] = []
 
     def count_and_stop() -> None:
-        wait_until(lambda: queue.stats() == QueueStats(0, 0, 0), "all messages are answered")
+        wait_until(lambda: queue.stats() == QueueStats(0, 0, 0), "all messages are answered", 0.02)
         alive.append(sum(isinstance(x, PartitionResult) for x in gc.get_objects()))
         os.kill(os.getpid(), signal.SIGTERM)
 

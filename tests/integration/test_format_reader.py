@@ -32,7 +32,9 @@ PROGRAM = PROGRAMS / "format_reader"
 @pytest.fixture(scope="module", autouse=True)
 def program() -> None:
     """Builds what changed, without asking anybody for modules: the first build got them."""
-    require(PROGRAM, "`make servers` builds it (Go)")
+    built_at = require(PROGRAM, "`make servers` builds it (Go)").stat().st_mtime
+    if built_at > max(file.stat().st_mtime for file in (TESTS / "format_reader").iterdir()):
+        return
     command = [require(Path(shutil.which("go") or "go"), "install Go"), "build", "-o", PROGRAM, "."]
     built = subprocess.run(command, cwd=TESTS / "format_reader", env={**os.environ, "GOPROXY": "off"}, check=False)
     if built.returncode:

@@ -90,10 +90,10 @@ def damage(lake: Lake, partition: str) -> Any:
 @pytest.mark.core
 def test_night_is_merged_by_two_workers_that_wait_for_it(lake: Lake) -> None:
     workers = [begin(lake, "worker", "--workers", "1") for _ in range(2)]
-    wait_until(lambda: queue(lake).stats() == QueueStats(0, 0, 0), "the first night is merged")
+    wait_until(lambda: queue(lake).stats() == QueueStats(0, 0, 0), "the first night is merged", 0.1)
     lake.land("3.jsonl", [row("a", day, 3, 3) for day in range(len(PARTITIONS))])
     call(lake, "append", "--host", "local")
-    wait_until(lambda: queue(lake).stats() == QueueStats(0, 0, 0), "the second night is merged, without a call")
+    wait_until(lambda: queue(lake).stats() == QueueStats(0, 0, 0), "the second night is merged, without a call", 0.1)
     merged = 0
     for worker in workers:
         worker.terminate()

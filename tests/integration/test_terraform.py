@@ -4,6 +4,7 @@
 """
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def cloudformation(name: str) -> dict[str, Any]:
     return yaml.load((ROOT / "aws" / name).read_text(), _Loader)
 
 
+@cache
 def module(name: str) -> dict[str, list[dict[str, Any]]]:
     """Its blocks by kind."""
     found: dict[str, list[dict[str, Any]]] = {}

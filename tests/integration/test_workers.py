@@ -171,7 +171,7 @@ def test_health_file_is_touched_while_it_merges_and_while_it_waits(
     wait_until(proxy.holds.is_set, "a merge writes its file")
     touched_again()
     proxy.go()
-    wait_until(lambda: count(lake) == QueueStats(0, 0, 0), "all is merged")
+    wait_until(lambda: count(lake) == QueueStats(0, 0, 0), "all is merged", 0.05)
     touched_again()
     worker.terminate()
     end(worker, 75)
@@ -304,7 +304,7 @@ def test_large_partition_is_handed_from_arrow_to_spark(local: Lake, spark: Any) 
 
 def test_worker_processes_hand_large_partitions_on(begin: Begin, local: Lake) -> None:
     worker = begin(local, "worker", "--workers", "2")
-    wait_until(lambda: count(local) == QueueStats(0, 0, 0), "the usual queue is empty")
+    wait_until(lambda: count(local) == QueueStats(0, 0, 0), "the usual queue is empty", 0.05)
     worker.terminate()
     totals = end(worker, 75)["result"]["totals"]
     assert (totals["merged"], totals["large"]) == (len(PARTITIONS) - 1, 1)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,7 @@ def stated(store: LocalStore, spec: TableSpec, partition: str, out: MergeOutput,
     return tuple(file for touched in touched_by(changes.reports).values() for file in touched.files)
 
 
+@cache
 def rows(store: LocalStore, files: tuple[DataFile, ...], schema: Any) -> list[str]:
     """Rows in their order; repr, so that NaN equals NaN and 0.0 is not -0.0."""
     return [repr(r) for f in files for r in read_file(store, f, schema).to_pylist()]

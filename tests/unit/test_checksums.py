@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from lakeupsert.table.manifest import DataFile
 NAME = "base.parquet"
 
 
+@cache
 def rows_of(count: int) -> pa.Table:
     """Columns of each way in which Parquet writes values: plain, by dictionary, with nulls, nested."""
     return pa.table(

@@ -1,15 +1,28 @@
 """Who asks which landing files were taken reads one object for 64 batches, and the ledger stays the truth."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.operations.plan import plan
 from lakeupsert.operations.plan.habits import NIGHTS
-from lakeupsert.table.ledger import HEADERS_TOGETHER
+from lakeupsert.pipeline import history
+from lakeupsert.table import ledger
 from tests.harness.lake import Lake, row
 
+HEADERS_TOGETHER = 16
+"""Instead of 64: each batch of these tests is an append."""
 BATCHES = 2 * HEADERS_TOGETHER + 10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_together() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for user in (ledger, history, plan):
+            patch.setattr(user, "HEADERS_TOGETHER", HEADERS_TOGETHER)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ STORES = re.compile(r"(^|\.|_)(store|target|resources|objects)$|^discard$")
 def deletes(code: str) -> bool:
     """Whether a module calls `discard`, or `delete` of a store."""
     for node in ast.walk(ast.parse(code)) if "discard" in code or ".delete" in code else ():
-        if isinstance(node, ast.Call):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "discard") in ("discard", "delete"):
             called = ast.unparse(node.func)
             owner, _, name = called.rpartition(".")
             is_store = bool(STORES.search(owner))
