@@ -62,10 +62,16 @@ class Incoming:
     rows: float
     files: float = 0
 
+    def as_whole_rows(self, bucket: BucketEntry) -> "Incoming":
+        """These rows, which may have some of the columns only, counted as the whole rows that are written."""
+        stored = sum(file.live for file in bucket.data)
+        stored_bytes = sum(file.bytes * file.live / max(1, file.rows) for file in bucket.data)
+        return replace(self, bytes=max(self.bytes, self.rows * stored_bytes / max(1, stored)))
+
 
 @dataclass(frozen=True)
 class SplitRule:
-    """When the buckets of a partition are split.
+    """When the buckets of a partition are split, and which files a merge keeps that does not split them.
 
     Attributes:
         bucket_bytes: the setting `bucket`.
@@ -95,9 +101,21 @@ class SplitRule:
         `bucket`, if there are rows for so many."""
         return self._extra_bits(bucket, incoming, self.bucket_bytes)
 
-    def must_split(self, bucket: BucketEntry, incoming: Incoming) -> bool:
-        """Whether the bucket has to be rewritten under any strategy, to be split."""
-        return self._extra_bits(bucket, incoming, 2 * self.bucket_bytes) > 0
+    def in_place(
+        self, strategy: Strategy, bucket: BucketEntry, incoming: Incoming
+    ) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...]]:
+        """The stored files that the next merge keeps, and the deltas that it folds into the new one. A rewrite keeps none and
+        folds all."""
+        if not bucket.base or not bucket.settled or strategy == "rewrite":
+            return (), bucket.deltas
+        if self._extra_bits(bucket, incoming, 2 * self.bucket_bytes):  # strategy delta would never split it
+            return (), bucket.deltas
+        base_bytes = sum(file.bytes for file in bucket.base)
+        most = debt(bucket) + 2 * incoming.bytes  # each incoming row may supersede one in the base
+        if strategy == "auto" and (base_bytes < SMALL_BYTES or most > MOST_DEBT * base_bytes):
+            return (), bucket.deltas
+        kept = unfolded_count(bucket.deltas, incoming.bytes)
+        return (*bucket.base, *bucket.deltas[:kept]), bucket.deltas[kept:]
 
     def _extra_bits(self, bucket: BucketEntry, incoming: Incoming, bucket_bytes: int) -> int:
         stored = sum(max(0, f.bytes - self.file_bytes) * f.live / max(1, f.rows) for f in bucket.data)
@@ -153,23 +171,6 @@ def strategy_of(settings: TableSettings, partition: str) -> Strategy:
     return "rewrite" if by_folder or by_reader else settings.strategy
 
 
-def in_place(
-    strategy: Strategy, bucket: BucketEntry, incoming: Incoming, rule: SplitRule
-) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...]]:
-    """The stored files that the next merge keeps, and the deltas that it folds into the new one. A rewrite keeps none and folds
-    all."""
-    if not bucket.base or not bucket.settled or strategy == "rewrite":
-        return (), bucket.deltas
-    if rule.must_split(bucket, incoming):  # strategy delta would never split it
-        return (), bucket.deltas
-    base_bytes = sum(file.bytes for file in bucket.base)
-    most = debt(bucket) + 2 * incoming.bytes  # each incoming row may supersede one in the base
-    if strategy == "auto" and (base_bytes < SMALL_BYTES or most > MOST_DEBT * base_bytes):
-        return (), bucket.deltas
-    kept = unfolded_count(bucket.deltas, incoming.bytes)
-    return (*bucket.base, *bucket.deltas[:kept]), bucket.deltas[kept:]
-
-
 def unfolded_count(files: Sequence[DataFile], size: float) -> int:
     """How many files, from the oldest on, stay when one of ``size`` bytes arrives. The others are folded into the new one."""
     kept = len(files)
@@ -181,13 +182,6 @@ def unfolded_count(files: Sequence[DataFile], size: float) -> int:
             return kept
         size += sum(file.bytes for file in files[run:kept])
         kept = run
-
-
-def as_whole_rows(bucket: BucketEntry, incoming: Incoming) -> Incoming:
-    """The incoming rows, which may have some of the columns only, counted as the whole rows that are written."""
-    stored = sum(file.live for file in bucket.data)
-    stored_bytes = sum(file.bytes * file.live / max(1, file.rows) for file in bucket.data)
-    return replace(incoming, bytes=max(incoming.bytes, incoming.rows * stored_bytes / max(1, stored)))
 
 
 def worth_compacting(bucket: BucketEntry, *, full: bool) -> bool:

@@ -15,9 +15,7 @@ from lakeupsert.pipeline.strategy import (
     TOGETHER,
     Incoming,
     SplitRule,
-    as_whole_rows,
     debt,
-    in_place,
     worth_compacting,
 )
 from lakeupsert.rows.datafiles import BARE_BYTES, COLUMN_BYTES
@@ -42,7 +40,7 @@ def nights(chosen: Any, sizes: list[int]) -> list[tuple[BucketEntry, int]]:
     """The bucket after each night of so many bytes that are all updates of the base; and what that night wrote."""
     bucket, played = BucketEntry(id="0", base=(file("b", BASE),)), []
     for number, came in enumerate(sizes):
-        kept, folded = in_place(chosen, bucket, coming(came), NO_LIMIT)
+        kept, folded = NO_LIMIT.in_place(chosen, bucket, coming(came))
         if not kept:
             written = BASE
             bucket = BucketEntry(id="1", base=(file("b", BASE),))
@@ -84,11 +82,11 @@ def test_delta_never_writes_the_base_and_rewrite_nothing_else() -> None:
 
 def test_small_and_unsettled_and_empty_buckets_are_rewritten() -> None:
     small = BucketEntry(id="0", base=(file("b", SMALL_BYTES - 1),), deltas=(file("d", 10),))
-    assert in_place("auto", small, coming(1), NO_LIMIT) == ((), small.deltas)
-    assert in_place("delta", small, coming(1), NO_LIMIT)[0]
+    assert NO_LIMIT.in_place("auto", small, coming(1)) == ((), small.deltas)
+    assert NO_LIMIT.in_place("delta", small, coming(1))[0]
     unsettled = BucketEntry(id="0", base=(file("b", BASE),), settled=False)
-    assert in_place("delta", unsettled, coming(1), NO_LIMIT) == ((), ())
-    assert in_place("delta", BucketEntry(id=""), coming(1), NO_LIMIT) == ((), ())
+    assert NO_LIMIT.in_place("delta", unsettled, coming(1)) == ((), ())
+    assert NO_LIMIT.in_place("delta", BucketEntry(id=""), coming(1)) == ((), ())
 
 
 def test_compact_takes_what_owes_much_before_a_night_has_to() -> None:
@@ -107,8 +105,8 @@ def rule(bucket_bytes: int, file_bytes: int = 0, most_bits: int = MOST_BITS) -> 
 def test_a_bucket_that_outgrew_twice_its_limit_is_written_anew_and_split() -> None:
     base = DataFile(name="b", rows=10, bytes=100)
     bucket = BucketEntry(id="", base=(base,))
-    assert in_place("delta", bucket, Incoming(20, 2), rule(60)) == ((base,), ())
-    assert in_place("delta", bucket, Incoming(21, 2), rule(60)) == ((), ())
+    assert rule(60).in_place("delta", bucket, Incoming(20, 2)) == ((base,), ())
+    assert rule(60).in_place("delta", bucket, Incoming(21, 2)) == ((), ())
     came = Incoming(20, 2)
     assert [rule(limit).extra_bits(bucket, came) for limit in (120, 119, 60, 30, 29)] == [0, 1, 1, 2, 3]
 
@@ -119,7 +117,7 @@ def test_a_bucket_is_never_split_into_more_parts_than_it_has_rows() -> None:
     assert rule(16_000).extra_bits(one, Incoming(60_000, 1)) == 0, "the row that comes may be the stored one's update"
     assert rule(16_000).extra_bits(few, Incoming(60_000, 1)) == 2
     assert rule(16_000).extra_bits(one, Incoming(600_000, 10)) == 3
-    assert in_place("delta", one, Incoming(60_000, 1), rule(16_000))[0] == one.base, "written anew, it stays as large"
+    assert rule(16_000).in_place("delta", one, Incoming(60_000, 1))[0] == one.base, "written anew, it stays as large"
 
 
 def test_bytes_of_a_file_that_are_not_rows_split_nothing() -> None:
@@ -172,6 +170,6 @@ def test_buckets_are_joined_where_they_are_far_smaller_together() -> None:
 def test_records_of_one_column_count_as_the_rows_that_they_are_written_as() -> None:
     bucket = BucketEntry(id="0", base=(file("b", BASE),))
     rows = BASE // 100
-    assert in_place("auto", bucket, coming(BASE // 100), NO_LIMIT)[0] == bucket.base
-    assert in_place("auto", bucket, as_whole_rows(bucket, Incoming(BASE // 100, rows)), NO_LIMIT)[0] == ()
-    assert as_whole_rows(bucket, Incoming(BASE // 100, 10)).bytes == BASE // 100
+    assert NO_LIMIT.in_place("auto", bucket, coming(BASE // 100))[0] == bucket.base
+    assert NO_LIMIT.in_place("auto", bucket, Incoming(BASE // 100, rows).as_whole_rows(bucket))[0] == ()
+    assert Incoming(BASE // 100, 10).as_whole_rows(bucket).bytes == BASE // 100

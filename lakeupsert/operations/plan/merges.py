@@ -26,8 +26,6 @@ from lakeupsert.pipeline.strategy import (
     Incoming,
     SplitRule,
     Strategy,
-    as_whole_rows,
-    in_place,
     strategy_of,
 )
 from lakeupsert.table.chain import Link
@@ -187,8 +185,8 @@ def _merge_arrival(
     parts = {b: 0.5**b.bits for b in buckets}
     incoming = {b: Incoming(arrival.bytes * part, rows * part, arrival.files * part) for b, part in parts.items()}
     if settings.mode == "columns":
-        incoming = {b: as_whole_rows(b, of_bucket) for b, of_bucket in incoming.items()}
-    kept = [in_place(strategy, b, of_bucket, rule)[0] for b, of_bucket in incoming.items()]
+        incoming = {b: of_bucket.as_whole_rows(b) for b, of_bucket in incoming.items()}
+    kept = [rule.in_place(strategy, b, of_bucket)[0] for b, of_bucket in incoming.items()]
     after, written = _merge_buckets(buckets, kept, rows * sizes.kept, sizes)
     many = [b for b, of_bucket in incoming.items() if 2 ** rule.extra_bits(b, of_bucket) > MOST_READS]
     cut = sum(f.bytes for b in many for f in b.data)  # written once more, and read once more

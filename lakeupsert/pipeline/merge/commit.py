@@ -7,16 +7,15 @@ Repeat    safe: only one writer appends a version; another writer's step becomes
 
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 from lakeupsert import clock, events
-from lakeupsert.engine.merge import MergeOutput
 from lakeupsert.pipeline.history import History
+from lakeupsert.pipeline.merge.cuts import Merge
 from lakeupsert.pipeline.merge.next_version import version_after
-from lakeupsert.pipeline.merge.steps import Step
 from lakeupsert.pipeline.resources import Resources
 from lakeupsert.rows.vectors import store_vectors
 from lakeupsert.table.chain import Link
@@ -64,7 +63,7 @@ class PartitionResult:
     def failed(self, engine: str, error: Exception | str) -> "PartitionResult":
         return replace(self, status="failed", error=str(error) or repr(error), engine=engine)
 
-    def after(self, merge: "Merge", link: Link[Manifest]) -> "PartitionResult":
+    def after(self, merge: Merge, link: Link[Manifest]) -> "PartitionResult":
         """The result with one more committed version."""
         step, outputs = merge.step, merge.outputs
         return replace(
@@ -84,20 +83,6 @@ class PartitionResult:
             seconds=self.seconds + merge.seconds,
             status="merged",
         )
-
-
-@dataclass(frozen=True)
-class Merge:
-    """A step that was merged: one output for each of its tasks, the engine's name, and the seconds that it took.
-
-    ``units``: in how many units; 0: by one worker, and no other one can commit its files.
-    """
-
-    step: Step
-    outputs: Sequence[MergeOutput]
-    engine: str
-    seconds: float
-    units: int = 0
 
 
 def commit(resources: Resources, history: History, merge: Merge) -> Link[Manifest] | None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from lakeupsert import clock
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.cut import CutOutput, CutTask, Kind
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
@@ -28,13 +29,31 @@ MOST_PIECE_BITS = 12
 """A pack has at most 2^so many pieces. A partition needs more only if its `bucket` was once far smaller."""
 
 
-def merge_steps(
-    engine: Engine, store: ObjectStore, steps: Sequence[Step], discard: Callable[[Collection[str]], object]
-) -> list[tuple[Step, list[MergeOutput]] | Exception]:
-    """Merge steps of one spec version, in one call of the engine that cuts and one that merges.
+@dataclass(frozen=True)
+class Merge:
+    """A step that was merged, as it was after its cuts.
 
-    Returns for each the step that was merged, which is the one after its cuts, and an output for each of its tasks. Or the first
-    error of the step; then the files of its other tasks are discarded.
+    ``outputs``: one for each task; ``units``: in how many units; 0: by one worker, and no other one can commit its files.
+    """
+
+    step: Step
+    outputs: Sequence[MergeOutput]
+    engine: str
+    seconds: float
+    units: int = 0
+
+
+def merge_steps(
+    engine: Engine,
+    store: ObjectStore,
+    steps: Sequence[Step],
+    discard: Callable[[Collection[str]], object],
+    begun: float,
+) -> list[Merge | Exception]:
+    """Merge steps of one spec version, in one call of the engine that cuts and one that merges. They share the time since
+    ``begun``.
+
+    Returns what was merged, or the first error of a step; then the files of its other tasks are discarded.
     """
     ready = _cut(engine, store, steps, discard)
     to_merge = [step for step in ready if isinstance(step, Step)]
@@ -43,7 +62,8 @@ def merge_steps(
         outputs = iter(engine.merge(store, steps[0].spec, steps[0].spec_version, tasks) if tasks else ())
     finally:
         discard({file.name for step in to_merge for file in step.read if TableObjects.is_cut(file.name)})
-    found: list[tuple[Step, list[MergeOutput]] | Exception] = []
+    seconds = (clock.elapsed() - begun) / len(steps)
+    found: list[Merge | Exception] = []
     for step in ready:
         if isinstance(step, Exception):
             found.append(step)
@@ -53,7 +73,7 @@ def merge_steps(
         merged = [output for output in of_step if not isinstance(output, Exception)]
         if failure:
             discard({name for output in merged for name in output.objects} - step.stored_objects)
-        found.append(failure or (step, merged))
+        found.append(failure or Merge(step, merged, engine.name, seconds))
     return found
 
 

@@ -23,8 +23,8 @@ from lakeupsert.engine.merge import Engine
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import DamagedTableError, TryAgainError
 from lakeupsert.pipeline.history import History
-from lakeupsert.pipeline.merge.commit import Merge, PartitionResult, commit
-from lakeupsert.pipeline.merge.cuts import merge_steps
+from lakeupsert.pipeline.merge.commit import PartitionResult, commit
+from lakeupsert.pipeline.merge.cuts import Merge, merge_steps
 from lakeupsert.pipeline.merge.state import read_states
 from lakeupsert.pipeline.merge.steps import Step, step_of
 from lakeupsert.pipeline.merge.units import Unit, UnitResult, UnitResults, is_large, is_shared, pass_on
@@ -73,9 +73,8 @@ def dedupe_partitions(
             del todo[partition]
         heads = {}
         for run in _calls(steps):
-            found = merge_steps(engine, resources.store, run, resources.discard)
-            seconds = (clock.elapsed() - begun) / len(run)
-            merges = [Merge(*one, engine.name, seconds) for one in found if not isinstance(one, Exception)]
+            found = merge_steps(engine, resources.store, run, resources.discard, begun)
+            merges = [one for one in found if not isinstance(one, Exception)]
             failures = {s.partition: e for s, e in zip(run, found, strict=True) if isinstance(e, Exception)}
             links = resources.map_concurrently(partial(commit, resources, history), merges)
             for merge, link in zip(merges, links, strict=True):

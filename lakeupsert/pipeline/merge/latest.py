@@ -8,10 +8,12 @@ Repeat    safe, also beside appends, workers, publishers and restores, since eve
 The ledger's number is read first and bounds everything else: a partition's head may hold batches that others do not show yet.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.merge import MergeOutput
@@ -158,12 +160,12 @@ def _step(table: OpenTable, heads: _Heads, partition: str, head: Link[Manifest] 
     return step_of(history, table.settings, state or state_at(history, partition, head, low, batch))
 
 
-def _outputs(step: Step, store: ObjectStore) -> list[MergeOutput]:
+def _outputs(step: Step, store: ObjectStore) -> Sequence[MergeOutput]:
     if not step.tasks:
         return []
     try:
-        [(_, outputs)] = all_or_raise(merge_steps(ArrowEngine(), store, [step], store.delete))
-        return outputs
+        [merge] = all_or_raise(merge_steps(ArrowEngine(), store, [step], store.delete, clock.elapsed()))
+        return merge.outputs
     except (DamagedTableError, RefusedError) as e:
         raise type(e)(
             e.code,

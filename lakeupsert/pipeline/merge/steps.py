@@ -18,8 +18,6 @@ from lakeupsert.pipeline.strategy import (
     Incoming,
     SplitRule,
     Strategy,
-    as_whole_rows,
-    in_place,
     strategy_of,
     unfolded_count,
 )
@@ -95,7 +93,7 @@ def _tasks(
         sum(f.files * part for f, part in shares),
     )
     if step.spec.mode == "columns":
-        incoming = as_whole_rows(bucket, incoming)
+        incoming = incoming.as_whole_rows(bucket)
     counted = step.counted
     full = tuple(
         Extract(age, link.body.full.order, link.body.full.replaces)
@@ -110,7 +108,7 @@ def _tasks(
         strategy = "delta"  # no row arrives, so its files stay
     # A rebuild from landing refuses nothing: the rows that were refused are left out already.
     sources = tuple((link.body.batch_id, link.body.sources) for link in counted) if floors and not step.work else ()
-    kept, folded = in_place("rewrite" if full else strategy, bucket, incoming, rule)
+    kept, folded = rule.in_place("rewrite" if full else strategy, bucket, incoming)
     splits = not kept and step.spec.stored_key
     bits = rule.extra_bits(bucket, incoming) if splits else 0
     for number in range(2**bits):
