@@ -298,8 +298,12 @@ SPARK_JARS := io.delta:delta-spark_4.1_2.13:4.4.0 io.delta:delta-storage:4.4.0 o
 	org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0
 HUDI_JAR := org.apache.hudi:hudi-spark3.5-bundle_2.12:1.0.2
 DELTA_RS := deltalake==1.6.6 duckdb==2.0.0 pyarrow==26.0.1
+DELTALITE := deltalite==0.1.15
+DUCKLAKE := duckdb==1.5.5 duckdb-extension-ducklake==1.5.5
+ARRO3 := arro3-core==0.9.1 arro3-io==0.9.1 arro3-compute==0.9.1 duckdb==2.0.0 numpy==2.4.4 pyarrow==26.0.1
 TPCHGEN := tpchgen-cli==4.0.0
-peers: build/peers/jars build/peers/hudi build/peers/delta-rs build/peers/tpchgen ## what the benchmark's peers need; Maven, half a gigabyte, minutes
+PEERS := jars hudi delta-rs ducklake arro3 tpchgen deltalite
+peers: $(PEERS:%=build/peers/%) ## what the benchmark's peers need; Maven, half a gigabyte, minutes
 
 build/peers/jars: JARS = $(SPARK_JARS) $(HUDI_JAR)
 build/readers/jars: JARS = $(SPARK_JARS) $(SQLITE_JDBC)
@@ -312,12 +316,25 @@ build/peers/jars build/readers/jars:
 
 build/peers/hudi: PIP = pyspark==$(HUDI_SPARK)
 build/peers/delta-rs: PIP = $(DELTA_RS)
+build/peers/ducklake: PIP = $(DUCKLAKE)
+build/peers/arro3: PIP = $(ARRO3)
 build/peers/tpchgen: PIP = $(TPCHGEN)
 build/capture/venv: PIP = $(CAPTURE_PACKAGES)
-build/peers/hudi build/peers/delta-rs build/peers/tpchgen build/readers/venv build/capture/venv build/writers/venv: | $(STAMP)
+build/peers/hudi build/peers/delta-rs build/peers/ducklake build/peers/arro3 build/peers/tpchgen build/readers/venv build/capture/venv build/writers/venv: | $(STAMP)
 	@$(BIN)/python -m venv --clear $@
 	@$@/bin/python -m pip install --quiet --disable-pip-version-check $(PIP) || { rm -rf $@; exit 1; }
 	@touch $@
+
+# Deltalite has wheels for Python 3.12 and newer only. Without one the side is left out, and says so.
+build/peers/deltalite:
+	@for python in python3 python3.12 python3.13 python3.14 $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python; do \
+	    if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then \
+	        $$python -m venv --clear $@ && \
+	        $@/bin/python -m pip install --quiet --disable-pip-version-check $(DELTALITE) $(DELTA_RS) || { rm -rf $@; exit 1; }; \
+	        exit 0; \
+	    fi; \
+	done; \
+	echo "No Python 3.12 or newer was found: the side deltalite is left out" >&2
 
 # What `make test-writers` writes with.
 WRITERS := tests/writers

@@ -81,7 +81,7 @@ def unavailable(name: str, workload: Workload) -> str | None:
     """Why a side can't run here."""
     side = SIDES[name]
     if side.missing():
-        return "its environment is missing; `make peers` gets it"
+        return f"its environment is missing; {side.needs}"
     if "strategy" in side.options:
         try:
             settings(workload, Path(), str(side.options["strategy"]))

@@ -1,13 +1,14 @@
-"""The side that upserts with delta-rs, and reads with DuckDB the files that delta-rs names."""
+"""The sides that upsert with delta-rs and with deltalite, and read with DuckDB the files that delta-rs names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 from deltalake import DeltaTable, WriterProperties, write_deltalake
 
+from benchmarks.peers.processes import timed
 from benchmarks.workload import Workload
 
 PARQUET = WriterProperties(compression="ZSTD")  # as all other sides; its own default is snappy
@@ -27,17 +28,29 @@ class DeltaRs:
         self.night = night
 
     def apply(self) -> dict[str, float]:
-        begun = perf_counter()
+        return timed({"merge": self._merge})
+
+    def reads(self) -> Mapping[str, Callable[[str], Any]]:
+        return {"DuckDB": self._read}
+
+    def bytes_counted(self) -> int:
+        return 0
+
+    def requests(self) -> dict[str, int]:
+        return {}
+
+    def _newest(self) -> pa.Table:
+        key = ", ".join((self.workload.partition, *self.workload.key))
+        newest_first = f"PARTITION BY {key} ORDER BY {self.workload.order} DESC"
+        return self.db.sql(f"FROM '{self.night}' QUALIFY row_number() OVER ({newest_first}) = 1").to_arrow_table()
+
+    def _merge(self) -> None:
         w = self.workload
-        key = (w.partition, *w.key)
-        newest = self.db.sql(
-            f"FROM '{self.night}' QUALIFY row_number() OVER (PARTITION BY {', '.join(key)} ORDER BY {w.order} DESC) = 1"
-        ).to_arrow_table()
         found = self.db.execute(f"SELECT DISTINCT {w.partition} FROM '{self.night}'").fetchall()
         touched = ", ".join(f"DATE '{value}'" for (value,) in found)
-        same = " AND ".join(f"t.{column} = s.{column}" for column in key)
+        same = " AND ".join(f"t.{column} = s.{column}" for column in (w.partition, *w.key))
         merge = DeltaTable(self.folder).merge(
-            newest,
+            self._newest(),
             f"{same} AND t.{w.partition} IN ({touched})",
             source_alias="s",
             target_alias="t",
@@ -45,9 +58,8 @@ class DeltaRs:
             streamed_exec=False,  # then the statistics of the night's rows prune files, too
         )
         merge.when_matched_update_all(f"s.{w.order} > t.{w.order}").when_not_matched_insert_all().execute()
-        return {"merge": round(perf_counter() - begun, 2)}
 
-    def read(self, where: str) -> Any:
+    def _read(self, where: str) -> Any:
         w = self.workload
         return self.db.execute(
             f"SELECT {', '.join(w.figures.values())} FROM read_parquet($files, hive_partitioning = true) "
@@ -55,8 +67,22 @@ class DeltaRs:
             {"files": DeltaTable(self.folder).file_uris()},
         ).fetchall()[0]
 
-    def bytes_counted(self) -> int:
-        return 0
 
-    def requests(self) -> dict[str, int]:
-        return {}
+class DeltaLite(DeltaRs):
+    """It has no condition on the order, so a night comes to it without the rows that are older than the table's."""
+
+    def land(self, night: Path) -> None:
+        w = self.workload
+        self.night = self.folder.parent / night.name
+        self.db.execute(
+            f"""COPY (FROM '{night}' n ANTI JOIN read_parquet($files, hive_partitioning = true) t ON
+                {" AND ".join(f"n.{column} = t.{column}" for column in (w.partition, *w.key))} AND t.{w.order} > n.{w.order})
+                TO '{self.night}' (FORMAT parquet, COMPRESSION zstd)""",
+            {"files": DeltaTable(self.folder).file_uris()},
+        )
+
+    def _merge(self) -> None:
+        import deltalite  # needs Python 3.12
+
+        table = deltalite.DeltaLiteTable.open(str(self.folder))
+        table.upsert(self._newest(), list(self.workload.key), self.workload.partition)

@@ -1,22 +1,22 @@
-"""Our sides: `append --host spark`, `dedupe`, `publish`, all durable; read by `to_spark`.
+"""Our sides: `append`, `dedupe`, `publish`, all durable; read by `to_duckdb`, and by `to_spark` where there is a session.
 
-By default two worker processes merge, beside Spark in the same two cores. Others merge in Spark's tasks: by engine arrow, by
-engine spark, or by engine arrow on a cluster of processes, where two workers have a core each and do both phases.
+Beside Spark two worker processes merge by default. Others merge in Spark's tasks: by engine arrow, by engine spark, or by engine
+arrow on a cluster of processes, where two workers have a core each and do both phases.
 """
 
 import atexit
-import os
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import msgspec
-import pyarrow.parquet as pq
 
-from benchmarks.peers.spark import session, timed
+from benchmarks.peers.processes import timed
+from benchmarks.peers.spark import session
 from benchmarks.workload import Workload
 from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
@@ -32,6 +32,60 @@ MERGES: dict[str, dict[str, Any]] = {
 
 
 class Ours:
+    """On Python's processes, as deltalite and delta-rs are: ``append --host local``, and ``workers`` merge (1: this process)."""
+
+    def __init__(self, workload: Workload, work: Path, jars: Sequence[Path], strategy: str, workers: int = 1) -> None:
+        self.workload = workload
+        self.work = work
+        self.settings = settings(workload, work, strategy)
+        self._append: dict[str, Any] = {"host": "local"}
+        self._dedupe: dict[str, Any] = {"workers": workers}
+        self._requests: Counter[str] = Counter()
+
+    def load(self, base: Path) -> None:
+        """With the session, if there is one, as the other sides do; worker processes would count as the night's."""
+        self.land(base)
+        table = Table("t", self.settings)
+        table.run(**self._append, workers=1)
+        table.close()
+
+    def land(self, night: Path) -> None:
+        (self.work / "landing").mkdir(exist_ok=True)
+        shutil.copy(night, self.work / "landing")
+
+    def apply(self) -> dict[str, float]:
+        table = Table("t", self.settings)  # a new process would know nothing either
+        steps = {
+            "append": lambda: table.append(**self._append),
+            "dedupe": lambda: table.dedupe(**self._dedupe),
+            "publish": table.publish,
+        }
+        seconds = timed(steps)
+        self._requests.update(table.requests)
+        table.close()
+        return seconds
+
+    def reads(self) -> Mapping[str, Callable[[str], Any]]:
+        return {"DuckDB": self._read_by_duckdb}
+
+    def bytes_counted(self) -> int:
+        return 0
+
+    def requests(self) -> dict[str, int]:
+        return dict(self._requests)
+
+    def _read_by_duckdb(self, where: str) -> Any:
+        table = Table("t", self.settings)
+        with duckdb.connect(config={"threads": 2}) as db:
+            rows = table.to_duckdb(db, where=None if where == "true" else where)
+            figures = rows.aggregate(", ".join(self.workload.figures.values())).fetchall()[0]
+        table.close()
+        return figures
+
+
+class OursBesideSpark(Ours):
+    """``append --host spark``; then two worker processes merge, beside Spark in the same two cores, or Spark's tasks do."""
+
     def __init__(
         self,
         workload: Workload,
@@ -42,70 +96,19 @@ class Ours:
         *,
         cluster: bool = False,
     ) -> None:
-        self.workload = workload
-        self.work = work
-        self.settings = settings(workload, work, strategy)
-        self._merges = MERGES[merges]
+        super().__init__(workload, work, jars, strategy)
+        self._append, self._dedupe = {"host": "spark"}, MERGES[merges]
         self.spark = session(work, conf=_start_cluster(work) if cluster else None)
-        self._requests: Counter[str] = Counter()
 
-    def load(self, base: Path) -> None:
-        """In the session, as the other sides do; worker processes would count as the night's."""
-        self.land(base)
-        table = Table("t", self.settings)
-        table.run(host="spark", workers=1)
-        table.close()
+    def reads(self) -> Mapping[str, Callable[[str], Any]]:
+        return {"Spark": self._read_by_spark, **super().reads()}
 
-    def land(self, night: Path) -> None:
-        (self.work / "landing").mkdir(exist_ok=True)
-        shutil.copy(night, self.work / "landing")
-
-    def apply(self) -> dict[str, float]:
-        table = Table("t", self.settings)  # a new process would know nothing either
-        steps = {
-            "append": lambda: table.append(host="spark"),
-            "dedupe": lambda: table.dedupe(**self._merges),
-            "publish": table.publish,
-        }
-        seconds = timed(steps)
-        self._requests.update(table.requests)
-        table.close()
-        return seconds
-
-    def read(self, where: str) -> Any:
+    def _read_by_spark(self, where: str) -> Any:
         table = Table("t", self.settings)
         frame = table.to_spark(self.spark, where=None if where == "true" else where)
         figures = frame.selectExpr(*self.workload.figures.values()).collect()[0]
         table.close()
         return figures
-
-    def bytes_counted(self) -> int:
-        return 0
-
-    def requests(self) -> dict[str, int]:
-        return dict(self._requests)
-
-
-class Floor(Ours):
-    """No upsert can be faster: pyarrow alone reads what came and the base files that our night wrote, and writes them again.
-
-    The packs of the night, with many small files in each, are copied as they are. All is synced, one file after the other.
-    """
-
-    def land(self, night: Path) -> None:
-        super().land(night)
-        self.night = night
-
-    def apply(self) -> dict[str, float]:
-        before = set((self.work / "table").rglob("*"))
-        super().apply()
-        scratch = self.work / "floor"
-        scratch.mkdir(exist_ok=True)
-        new = set((self.work / "table").rglob("*")) - before
-        files = [self.night, *(file for file in new if file.suffix in (".parquet", ".delta", ".roaring", ".pack"))]
-        seconds = timed({"read and write": lambda: [_copy(file, scratch / str(n)) for n, file in enumerate(files)]})
-        shutil.rmtree(scratch)
-        return seconds
 
 
 def settings(workload: Workload, work: Path, strategy: str) -> TableSettings:
@@ -133,13 +136,3 @@ def _start_cluster(work: Path) -> dict[str, str]:
     atexit.register(running.close)
     # Memory is what a worker offers, and Python's is beside it.
     return {"spark.master": cluster.url, "spark.executor.memory": "900m", "spark.executor.memoryOverhead": "4g"}
-
-
-def _copy(file: Path, to: Path) -> None:
-    with to.open("wb") as sink:
-        if file.suffix in (".parquet", ".delta"):
-            pq.write_table(pq.ParquetFile(file).read(), sink, compression="zstd")
-        else:
-            sink.write(file.read_bytes())
-        sink.flush()
-        os.fsync(sink.fileno())

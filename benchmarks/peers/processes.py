@@ -1,9 +1,12 @@
-"""What this process and all below it have taken: processor time and memory, from Linux's /proc."""
+"""What this process and all below it have taken: seconds, and from Linux's /proc processor time and memory."""
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 SAMPLE_SECONDS = 0.5
 
@@ -64,3 +67,13 @@ class PeakMemory:
             self.mb = max(self.mb, memory_mb())
             if self._done.wait(SAMPLE_SECONDS):
                 return
+
+
+def timed(steps: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Do one after the other; the seconds of each."""
+    seconds = {}
+    for name, do in steps.items():
+        begun = perf_counter()
+        do()
+        seconds[name] = round(perf_counter() - begun, 2)
+    return seconds

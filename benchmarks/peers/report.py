@@ -12,20 +12,33 @@ from benchmarks.peers.run import nights_done
 from benchmarks.peers.sides import SIDES
 from benchmarks.workload import Workload
 
-PLOTTED = {"apply_seconds": "s, upsert", "full": "s, full read", "filtered": "s, filtered read", "mb": "MB written"}
+READS = ("full in Spark", "filtered in Spark", "full in DuckDB", "filtered in DuckDB")
+PLOTTED = {
+    "apply_seconds": "s, upsert",
+    "cpu_seconds": "s of processor, upsert",
+    **{read: f"s, {read.replace(' in ', ' read in ')}" for read in READS},
+    "mb": "MB written",
+}
 EXPLAINED = """\
 Seconds, processor seconds and MB are medians of the nights that are told, which a warm session did; of a workload whose
 nights count together, MB and requests are sums over all of them. *upsert*: until a reader sees the night, by step where it
-has several; the base is loaded untimed. *full read*: aggregates over all rows; *filtered read*: the same for a twelfth of the
-partitions and one more column's value; in Spark, but for delta-rs in DuckDB. *MB written*: by how much the table's folder
-grew, or what Hadoop's file system wrote in the side's process, if that is more (it counts files that are gone again; shuffle
-files do not pass through it; its checksums, under one per cent, do). *files*: in the table's folder at the end, without
-`.crc`. *requests*: to the table's store, by call, where the side counts them. *peak*: the most that the side's processes held
-at once (PSS, sampled twice a second), a JVM that may take 8 GB included. *exact*: every figure of every read equals DuckDB's.
-`floor-` is no upsert: pyarrow alone reads what our night wrote and writes it again; its other figures are those of our night.
+has several; the base is loaded untimed. *processor*: of all processes of the side. *full*: aggregates over all rows;
+*filtered*: the same for a twelfth of the partitions and one more column's value. DuckDB reads ours by `to_duckdb`, and of
+delta-rs, deltalite and the floors the list of files. *MB written*: by how much the table's folder grew, or what Hadoop's file
+system wrote in the side's process, if that is more (it counts files that are gone again; shuffle files do not pass through
+it; its checksums, under one per cent, do). *files*: in the table's folder at the end, without `.crc`. *requests*: to the
+table's store, by call, where the side counts them. *peak*: the most that the side's processes held at once (PSS, sampled
+twice a second), a JVM that may take 8 GB included. *exact*: every figure of every read equals DuckDB's.
+
+*floors*: how many times as long as the least that one thread needs to read, merge and write these rows and to wait for the
+disk, with whichever of pyarrow, polars and arro3 is best. Sides that write whole partitions are compared with
+`floor-rewrite-`, the others with `floor-delta-`, which reads keys and writes the night's rows; `ours-auto` always with the
+first. A floor has no log and no snapshots, recovers from nothing, and keeps rows in no order.
+
 No side is looked after between nights (no OPTIMIZE, rewrite_data_files or compact); `hudi-mor` compacts by itself every five
-nights of a workload whose nights count together, `ours-auto` in whichever night owes it. Ours waits until every file is on
-the disk, which Spark's writers do not.
+nights of a workload whose nights count together, `ours-auto` in whichever night owes it. Ours and the floors wait until every
+file is on the disk, which Spark's writers, delta-rs and deltalite do not. Rows that are older than the table's are taken from
+deltalite's nights before the clock runs, because it would let them win.
 """
 
 
@@ -67,7 +80,7 @@ def summary(workload: Workload, results: Path) -> dict[str, Any]:
         "seconds": {step: middle([n["seconds"][step] for n in counted]) for step in counted[0]["seconds"]},
         "apply_seconds": middle([sum(n["seconds"].values()) for n in counted]),
         "cpu_seconds": middle([n["cpu_seconds"] for n in counted]),
-        **{kind: middle([n["read_seconds"][kind] for n in counted]) for kind in ("full", "filtered")},
+        **{read: middle([n["read_seconds"][read] for n in counted]) for read in counted[0]["read_seconds"]},
         "mb": round((sum if added else median)(n["bytes_written"] for n in added or counted) / 1e6, 1),
         "requests": {
             call: round((sum if added else median)(n["requests"][call] for n in added or counted))
@@ -94,25 +107,26 @@ def markdown(workload: Workload, report: dict[str, Any]) -> str:
         "",
         f"![{workload.name}]({workload.name}.svg)",
         "",
-        "| side | upsert, s | full read, s | filtered read, s | MB written | files | requests | processor, s | peak, MB "
-        "| nights | exact |",
-        "|---|" + "---:|" * 8 + "---|---|",
+        f"| side | upsert, s | floors | processor, s | floors | {', s | '.join(READS)}, s | MB written | files | requests "
+        "| peak, MB | nights | exact |",
+        "|---|" + "---:|" * 12 + "---|---|",
     ]
     for name, side in sides.items():
         if "apply_seconds" not in side:
-            lines.append(f"| {name} | {side['failed']} |" + " |" * 9)
+            lines.append(f"| {name} | {side['failed']} |" + " |" * 13)
             continue
         steps = ", ".join(f"{step} {seconds:g}" for step, seconds in side["seconds"].items())
         calls = ", ".join(f"{call} {n}" for call, n in side["requests"].items() if n)
         cells = [
             name,
             f"{side['apply_seconds']:g}" + (f" ({steps})" if len(side["seconds"]) > 1 else ""),
-            f"{side['full']:g}",
-            f"{side['filtered']:g}",
+            _floors(name, "apply_seconds", sides),
+            f"{side['cpu_seconds']:g}",
+            _floors(name, "cpu_seconds", sides),
+            *(f"{side[read]:g}" if read in side else "" for read in READS),
             f"{side['mb']:g}",
             side["files"],
             calls or "-",
-            f"{side['cpu_seconds']:g}",
             side["peak_mb"],
             ", ".join(map(str, side["counted"])),
             ("yes" if side["exact"] else "NO") + (f"; {side['failed']}" if "failed" in side else ""),
@@ -128,37 +142,47 @@ def markdown(workload: Workload, report: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def _floors(name: str, figure: str, sides: dict[str, dict[str, Any]]) -> str:
+    """A side's figure in times of its floor; empty if no such floor was measured."""
+    floor = f"floor-{SIDES[name].floor}-"
+    measured = [side[figure] for other, side in sides.items() if other.startswith(floor) and figure in side]
+    return f"{sides[name][figure] / min(measured):.1f}" if measured else ""
+
+
 def _shares(sides: dict[str, dict[str, Any]]) -> list[str]:
-    """Of our sides: what each step's share is, and how far the whole is from its floor, where that was measured."""
+    """Of our sides: what each step's share is."""
     ours = {name: side for name, side in sides.items() if name.startswith("ours-") and "apply_seconds" in side}
     if not ours:
         return []
-    lines = ["", "| side | append | dedupe | publish | floor, s | times its floor |", "|---|" + "---:|" * 5]
+    lines = ["", "| side | append | dedupe | publish |", "|---|" + "---:|" * 3]
     for name, side in ours.items():
         shares = [f"{seconds / side['apply_seconds']:.0%}" for seconds in side["seconds"].values()]
-        floor = sides.get(name.replace("ours-", "floor-"), {}).get("apply_seconds")
-        of_floor = [f"{floor:g}", f"{side['apply_seconds'] / floor:.1f}"] if floor else ["-", "-"]
-        lines.append("| " + " | ".join([name, *shares, *of_floor]) + " |")
+        lines.append("| " + " | ".join([name, *shares]) + " |")
     return lines
 
 
 def plot(sides: dict[str, dict[str, Any]]) -> bytes:
     """A panel for each figure, a bar for each side."""
-    line, left, wide, right = 20, 110, 400, 590
-    panel = line * (len(sides) + 2)
-    svg = Svg.Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {right} {panel * len(PLOTTED)}")
+    line, left, wide, right = 20, 150, 360, 590
+    panels = {figure: {name: side for name, side in sides.items() if figure in side} for figure in PLOTTED}
+    height = line * sum(len(shown) + 2 for shown in panels.values() if shown)
+    svg = Svg.Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {right} {height}")
     style = "text { font: 12px sans-serif; fill: #444 } rect { fill: #9ab } .ours rect { fill: #1767a6 }"
     Svg.SubElement(svg, "style").text = style
-    for number, (figure, title) in enumerate(PLOTTED.items()):
-        top = number * panel + line
-        Svg.SubElement(svg, "text", {"x": str(left), "y": str(top)}).text = title
-        most = max([side[figure] for side in sides.values()], default=0) or 1
-        for row, (name, side) in enumerate(sides.items(), start=1):
-            y = top + row * line
+    y = 0
+    for figure, shown in panels.items():
+        if not shown:
+            continue
+        y += line
+        Svg.SubElement(svg, "text", {"x": str(left), "y": str(y)}).text = PLOTTED[figure]
+        most = max(side[figure] for side in shown.values()) or 1
+        for name, side in shown.items():
+            y += line
             bar = Svg.SubElement(svg, "g", {"class": "ours" if name.startswith("ours") else "peer"})
             width = wide * side[figure] / most
             Svg.SubElement(bar, "text", {"x": str(left - 8), "y": str(y), "text-anchor": "end"}).text = name
             at = {"x": str(left), "y": str(y - 12), "width": f"{width:.1f}", "height": "15"}
             Svg.SubElement(bar, "rect", at)
             Svg.SubElement(bar, "text", {"x": f"{left + width + 6:.1f}", "y": str(y)}).text = f"{side[figure]:g}"
+        y += line
     return Svg.tostring(svg)

@@ -11,13 +11,22 @@ HERE = Path(sys.executable)
 
 @dataclass(frozen=True)
 class Side:
-    """``program`` is module and class in this package; jars are patterns of file names."""
+    """A program, and what it runs with.
+
+    Attributes:
+        program: module and class in this package.
+        jars: patterns of file names.
+        floor: what a night writes at least, and so the floor that it is compared with: whole partitions or deltas.
+        needs: how to get what is missing.
+    """
 
     program: str
-    options: Mapping[str, str | bool] = field(default_factory=dict)
+    options: Mapping[str, str | bool | int] = field(default_factory=dict)
     jars: tuple[str, ...] = ()
     python: Path = HERE
     versions: tuple[str, ...] = ("pyspark",)
+    floor: str = "rewrite"
+    needs: str = "`make peers` gets it"
 
     def paths(self) -> list[Path]:
         return sorted(path for pattern in self.jars for path in (PEERS / "jars").glob(pattern))
@@ -26,27 +35,67 @@ class Side:
         return not self.python.exists() or any(not list((PEERS / "jars").glob(pattern)) for pattern in self.jars)
 
 
+def _python(environment: str) -> Path:
+    return PEERS / environment / "bin/python"
+
+
+def _ours(strategy: str, **options: str | bool) -> Side:
+    versions = ("lakeupsert", "pyspark", "pyarrow")
+    floor = "delta" if strategy == "delta" else "rewrite"
+    return Side("ours:OursBesideSpark", {"strategy": strategy, **options}, versions=versions, floor=floor)
+
+
+def _local(strategy: str, workers: int) -> Side:
+    versions = ("lakeupsert", "pyarrow", "duckdb")
+    return Side("ours:Ours", {"strategy": strategy, "workers": workers}, versions=versions, floor=strategy)
+
+
+def _floor(strategy: str, library: str, *versions: str, python: Path = HERE) -> Side:
+    options = {"strategy": strategy, "library": library}
+    return Side("floor:Floor", options, python=python, versions=versions, floor=strategy)
+
+
 DELTA_JARS = ("delta-spark*", "delta-storage*", "antlr4-runtime*")
 ICEBERG_JARS = ("iceberg-spark-runtime*",)
-HUDI_JARS, HUDI_PYTHON = ("hudi-spark*",), PEERS / "hudi/bin/python"
-OURS = ("lakeupsert", "pyspark", "pyarrow")
+HUDI_JARS, HUDI_PYTHON = ("hudi-spark*",), _python("hudi")
 
 SIDES = {
     "plain": Side("spark:Plain"),
-    "ours-rewrite": Side("ours:Ours", {"strategy": "rewrite"}, versions=OURS),
-    "ours-delta": Side("ours:Ours", {"strategy": "delta"}, versions=OURS),
-    "ours-auto": Side("ours:Ours", {"strategy": "auto"}, versions=OURS),
-    "ours-executors": Side("ours:Ours", {"strategy": "rewrite", "merges": "executors"}, versions=OURS),
-    "ours-executors-delta": Side("ours:Ours", {"strategy": "delta", "merges": "executors"}, versions=OURS),
-    "ours-window": Side("ours:Ours", {"strategy": "rewrite", "merges": "window"}, versions=OURS),
-    "ours-cluster": Side("ours:Ours", {"strategy": "rewrite", "merges": "executors", "cluster": True}, versions=OURS),
-    "floor-rewrite": Side("ours:Floor", {"strategy": "rewrite"}, versions=OURS),
-    "floor-delta": Side("ours:Floor", {"strategy": "delta"}, versions=OURS),
+    "ours-rewrite": _ours("rewrite"),
+    "ours-delta": _ours("delta"),
+    "ours-auto": _ours("auto"),
+    "ours-executors": _ours("rewrite", merges="executors"),
+    "ours-executors-delta": _ours("delta", merges="executors"),
+    "ours-window": _ours("rewrite", merges="window"),
+    "ours-cluster": _ours("rewrite", merges="executors", cluster=True),
+    "ours-local-rewrite": _local("rewrite", 1),
+    "ours-local-delta": _local("delta", 1),
+    "ours-local-2-rewrite": _local("rewrite", 2),
+    "ours-local-2-delta": _local("delta", 2),
+    "floor-rewrite-arrow": _floor("rewrite", "arrow", "pyarrow"),
+    "floor-rewrite-polars": _floor("rewrite", "polars", "polars"),
+    "floor-rewrite-arro3": _floor("rewrite", "arro3", "arro3-io", "pyarrow", python=_python("arro3")),
+    "floor-delta-arrow": _floor("delta", "arrow", "pyarrow"),
+    "floor-delta-polars": _floor("delta", "polars", "polars"),
     "delta": Side("spark:Delta", {"deletion_vectors": False}, DELTA_JARS),
-    "delta-dv": Side("spark:Delta", {"deletion_vectors": True}, DELTA_JARS),
+    "delta-dv": Side("spark:Delta", {"deletion_vectors": True}, DELTA_JARS, floor="delta"),
     "iceberg-cow": Side("spark:Iceberg", {"mode": "copy-on-write"}, ICEBERG_JARS),
-    "iceberg-mor": Side("spark:Iceberg", {"mode": "merge-on-read"}, ICEBERG_JARS),
+    "iceberg-mor": Side("spark:Iceberg", {"mode": "merge-on-read"}, ICEBERG_JARS, floor="delta"),
     "hudi-cow": Side("spark:Hudi", {"table": "COPY_ON_WRITE", "index": "record"}, HUDI_JARS, HUDI_PYTHON),
-    "hudi-mor": Side("spark:Hudi", {"table": "MERGE_ON_READ", "index": "bucket"}, HUDI_JARS, HUDI_PYTHON),
-    "delta-rs": Side("deltars:DeltaRs", python=PEERS / "delta-rs/bin/python", versions=("deltalake", "duckdb")),
+    "hudi-mor": Side(
+        "spark:Hudi", {"table": "MERGE_ON_READ", "index": "bucket"}, HUDI_JARS, HUDI_PYTHON, floor="delta"
+    ),
+    "delta-rs": Side("deltars:DeltaRs", python=_python("delta-rs"), versions=("deltalake", "duckdb")),
+    "deltalite": Side(
+        "deltars:DeltaLite",
+        python=_python("deltalite"),
+        versions=("deltalite", "deltalake", "duckdb"),
+        needs="it needs Python 3.12: install one, then `make peers`",
+    ),
+    "ducklake": Side(
+        "ducklake:DuckLake",
+        python=_python("ducklake"),
+        versions=("duckdb", "duckdb-extension-ducklake"),
+        floor="delta",
+    ),
 }

@@ -5,14 +5,14 @@ documentation advises. A row that deletes its key stays in the table, and reader
 that comes later would bring the key back.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
+from benchmarks.peers.processes import timed
 from benchmarks.workload import Workload
 
 TASKS = 8
@@ -64,7 +64,10 @@ class SparkTable:
     def apply(self) -> dict[str, float]:
         return timed({"merge": self.merge})
 
-    def read(self, where: str) -> Any:
+    def reads(self) -> Mapping[str, Callable[[str], Any]]:
+        return {"Spark": self._read}
+
+    def _read(self, where: str) -> Any:
         seen = self.frame().where(self.workload.visible).where(where)
         return seen.selectExpr(*self.workload.figures.values()).collect()[0]
 
@@ -225,13 +228,3 @@ class Hudi(SparkTable):
     def _write(self, rows: DataFrame, operation: str, mode: str) -> None:
         options = {**self.options, "hoodie.datasource.write.operation": operation}
         rows.write.format("hudi").options(**options).mode(mode).save(str(self.folder))
-
-
-def timed(steps: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Do one after the other; the seconds of each."""
-    seconds = {}
-    for name, do in steps.items():
-        begun = perf_counter()
-        do()
-        seconds[name] = round(perf_counter() - begun, 2)
-    return seconds

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import amplification, key_index
-from benchmarks.peers.__main__ import place
+from benchmarks.peers import sides as peers
+from benchmarks.peers.__main__ import place, unavailable
 from benchmarks.rows import settings
 from benchmarks.scale import iceberg, lake, model, workers
 from benchmarks.workload import TPCHGEN, WORKLOADS, Size, Workload, make
@@ -30,6 +32,7 @@ from lakeupsert.table.manifest import DataFile, Manifest
 
 ROOT = Path(__file__).parents[2]
 SIDES = ["plain", "ours-delta"]
+NATIVE = [name for name, side in peers.SIDES.items() if not side.missing() and "pyspark" not in side.versions]
 SMALL = Size(partitions=40, rows_per_partition=100, batch_rows=1500, nights=2, scale_factor=0.001)
 
 
@@ -95,18 +98,40 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Comp
     return folder, benchmark(folder)
 
 
-def benchmark(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def benchmark(folder: Path, workload: str = "night", sides: Sequence[str] = SIDES) -> subprocess.CompletedProcess[str]:
     size = ["--partitions", "6", "--rows-per-partition", "500", "--batch-rows", "40", "--nights", "3"]
-    sides = ["--sides", *SIDES]
-    command = [sys.executable, "-m", "benchmarks.peers", "night", *sides, *size, *more]
+    command = [sys.executable, "-m", "benchmarks.peers", workload, "--sides", *sides, *size]
     places = ["--work", str(folder), "--results", str(folder / "results")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run([*command, *places], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def results(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "results/night.json").read_text())["sides"]
+def results(folder: Path, workload: str = "night") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"results/{workload}.json").read_text())["sides"]
     return found
+
+
+@pytest.mark.long
+@pytest.mark.few(1)
+@pytest.mark.parametrize("workload", ["night", "receipts"])
+def test_sides_without_spark_and_floors_are_exact(workload: str, tmp_path: Path) -> None:
+    done = benchmark(tmp_path, workload, NATIVE)
+    assert done.returncode == 0, done.stderr
+    sides = results(tmp_path, workload)
+    assert sides.keys() == set(NATIVE) >= {"ours-local-delta", "floor-rewrite-arrow", "floor-delta-polars"}
+    assert all(side["exact"] and side["cpu_seconds"] > 0 for side in sides.values())
+    table = (tmp_path / f"results/{workload}.md").read_text().splitlines()
+    for strategy in ("rewrite", "delta"):
+        times = [row.split(" | ")[2:5:2] for row in table if row.startswith(f"| floor-{strategy}-")]
+        assert [min(float(cell) for cell in column) for column in zip(*times, strict=True)] == [1.0, 1.0]
+
+
+def test_side_that_is_missing_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = make("night", replace(WORKLOADS["night"].size, **vars(SMALL)), tmp_path)
+    monkeypatch.setitem(peers.SIDES, "deltalite", replace(peers.SIDES["deltalite"], python=tmp_path / "python"))
+    refused = unavailable("deltalite", workload)
+    assert refused is not None
+    assert "Python 3.12" in refused
 
 
 @pytest.mark.long
@@ -119,9 +144,10 @@ def test_each_side_is_compared_after_each_night(ran: tuple[Path, subprocess.Comp
     for side in sides.values():
         first, second, third = side["nights"].values()
         assert first["wrong"] == second["wrong"] == {}
-        found, expected = third["wrong"].pop("filtered").pop("rows")
-        assert int(found) == int(expected) + 1
-        assert third["wrong"] == {}
+        assert third["wrong"].keys() == {read for read in third["read_seconds"] if read.startswith("filtered")}
+        for wrong in third["wrong"].values():
+            (found, expected) = wrong.pop("rows")
+            assert (int(found), wrong) == (int(expected) + 1, {})
         assert not side["exact"]
         assert second["bytes_written"] > 0
         assert second["peak_mb"] > 0
