@@ -216,7 +216,7 @@ def _queues(table: OpenTable) -> Iterator[Finding]:
 def _queue(table: OpenTable) -> Iterator[Finding]:
     queue = table.resources.queue
     ledger, snapshot = table.history.objects.ledger.head(), table.history.last_snapshot()
-    waiting = unpublished(table.history, snapshot.body if snapshot else None, ledger.number) if ledger else {}
+    waiting = unpublished(table.history, snapshot, ledger)
     if isinstance(queue, SqliteQueue) and not Path(queue.path).exists():  # opening would create it
         if waiting:
             found = (

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.standing import unpublished
+from lakeupsert.pipeline.standing import unpublished_up_to
 from lakeupsert.rows.datafiles import align, open_object
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import QUARANTINE
@@ -84,7 +84,7 @@ def _refused_by_merges(history: History, headers: Sequence[LedgerEntry]) -> list
         return []
     snapshot = history.last_snapshot()
     shown = snapshot.body if snapshot else None
-    partitions = {*(shown.partitions if shown else ()), *unpublished(history, shown, len(headers) - 1)}
+    partitions = {*(shown.partitions if shown else ()), *unpublished_up_to(history, shown, len(headers) - 1)}
     heads = history.heads(sorted(partitions))
     return [name for head in heads.values() for name in reversed(head.body.quarantine)]
 

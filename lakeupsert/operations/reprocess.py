@@ -173,7 +173,7 @@ def reprocess(
         )
     snapshot, last = table.history.last_snapshot(), table.history.ledger_head()
     shown = snapshot.body if snapshot else None
-    known = {*(shown.partitions if shown else ()), *(unpublished(table.history, shown, last.number) if last else ())}
+    known = {*(shown.partitions if shown else ()), *unpublished(table.history, snapshot, last)}
     newest = {
         p: table.history.newest(p, snapshot, from_landing=choice is not None) for p in sorted(filter(selected, known))
     }

@@ -87,7 +87,7 @@ def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> Resto
             brought_back={n: entries[n].rows_appended for n in sorted(then - now)},
             partitions=tuple(partitions),
             rewritten=rewritten,
-            unpublished=() if partitions else tuple(unpublished(table.history, newest.body, head.number)),
+            unpublished=() if partitions else tuple(unpublished(table.history, newest, head)),
         )
         versions = {p: _version(table.history, to, p) for p in partitions}
         retypes = retypes_between(table.history, 0, head.body.spec_version)

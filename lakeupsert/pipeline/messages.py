@@ -34,7 +34,7 @@ def send_missing(
     head = table.history.ledger_head()
     if head is None:
         return 0
-    due = unpublished(table.history, snapshot.body if snapshot else None, head.number)
+    due = unpublished(table.history, snapshot, head)
     wanted = {p: batch for p, batch in due.items() if selected(p)}
     heads = table.history.heads(wanted)
     behind = {p: batch for p, batch in wanted.items() if p not in heads or heads[p].body.merged < batch}

@@ -22,7 +22,7 @@ from lakeupsert.pipeline.append.full_extract import newer_than_extract
 from lakeupsert.pipeline.integrity import missing_manifests, refuse_another_entry
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import PublisherStanding, catch_up, catch_up_one, publisher
-from lakeupsert.pipeline.standing import failed_partitions, unpublished
+from lakeupsert.pipeline.standing import failed_partitions, unpublished, unpublished_up_to
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import LedgerEntry
@@ -71,7 +71,7 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
     published = snapshots.append()
     now = published or snapshots.last
     body = now.body if now else None
-    behind = unpublished(table.history, body, snapshots.head.number) if snapshots.head else {}
+    behind = unpublished(table.history, now, snapshots.head)
     changed = 0
     if published:
         old = snapshots.last.body.partitions if snapshots.last else {}
@@ -203,7 +203,7 @@ class _Publisher:
 def _newest_snapshot(table: OpenTable, old: Snapshot | None, newest: int, also: Collection[str]) -> Snapshot | None:
     """The snapshot of the greatest batch up to ``newest`` that can be shown, or None if that shows what ``old`` does."""
     shown_batch = old.batch if old else 0
-    behind = unpublished(table.history, old, newest)
+    behind = unpublished_up_to(table.history, old, newest)
     rewritten = {p: old.partitions[p].merged for p in also if p in old.partitions} if old else {}
     heads = table.history.heads({**behind, **rewritten})
     for batch in range(newest, shown_batch - 1, -1):
@@ -233,7 +233,7 @@ def _snapshot_at(
     partitions = dict(old.partitions) if old else {}
     lagging = []
     newer: list[Link[Manifest]] = []
-    due = unpublished(table.history, old, batch)
+    due = unpublished_up_to(table.history, old, batch)
     for partition, wanted in {**rewritten, **due}.items():
         head = heads.get(partition)
         if old is not None and old.lost(partition, head):  # what is left of its chain must not be shown instead

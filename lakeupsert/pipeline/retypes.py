@@ -251,7 +251,7 @@ def _held(history: History, head: Link[LedgerEntry]) -> Iterator[Held]:
     of one that it does not show whole what the next merge starts from and reads."""
     link = history.known_snapshot
     snapshot = link.body if link else None
-    touched = unpublished(history, snapshot, head.number)
+    touched = unpublished(history, link, head)
     for partition in sorted({*(snapshot.partitions if snapshot else ()), *touched}):
         if snapshot is not None and partition not in touched:
             shown = history.version(partition, snapshot.partitions[partition].version)

@@ -15,7 +15,12 @@ from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.snapshot import Snapshot
 
 
-def unpublished(history: History, snapshot: Snapshot | None, up_to: int) -> dict[str, int]:
+def unpublished(history: History, snapshot: Link[Snapshot] | None, head: Link[LedgerEntry] | None) -> dict[str, int]:
+    """`unpublished_up_to` the ledger's ``head``; no partition if there is none."""
+    return unpublished_up_to(history, snapshot.body if snapshot else None, head.number) if head else {}
+
+
+def unpublished_up_to(history: History, snapshot: Snapshot | None, up_to: int) -> dict[str, int]:
     """Partitions that ``snapshot`` does not show at their last batch <= ``up_to``, each with that batch."""
     touched = _last_touches(history.entries(snapshot.batch if snapshot else -1, up_to))
     if snapshot is not None:
@@ -31,8 +36,7 @@ def is_through(resources: Resources, history: History) -> bool:
     It reads the partition whose message was sent last first, then `CONCURRENT_REQUESTS` at a time, and stops at the first
     one that is still to be merged: as long as much is left, that takes few requests.
     """
-    snapshot, last = history.last_snapshot(), history.ledger_head()
-    behind = unpublished(history, snapshot.body if snapshot else None, last.number) if last else {}
+    behind = unpublished(history, history.last_snapshot(), history.ledger_head())
 
     def is_done(due: tuple[str, int]) -> bool:
         partition, batch = due

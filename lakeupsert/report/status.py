@@ -82,7 +82,7 @@ def status(table: OpenTable) -> Status:
     body = snapshot.body if snapshot else Snapshot(batch=0, spec_version=0)
     headers = table.history.headers(head.number) if head else []
     later = headers[body.batch + 1 :]
-    wanted = unpublished(table.history, snapshot.body if snapshot else None, head.number) if head else {}
+    wanted = unpublished(table.history, snapshot, head)
     heads = table.history.heads(wanted)
     behind = {p: p not in heads or heads[p].body.merged < batch for p, batch in wanted.items()}
     marks = {p: heads[p].body.failed for p, dirty in behind.items() if dirty and p in heads}

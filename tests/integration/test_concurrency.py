@@ -21,7 +21,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.standing import is_merged, unpublished
+from lakeupsert.pipeline.standing import is_merged, unpublished_up_to
 from lakeupsert.queue import Message, QueueStats, WorkQueue
 from tests.harness.faults import Fault, Points
 from tests.harness.lake import Lake, row
@@ -508,7 +508,7 @@ def test_publish_shows_the_greatest_batch_that_is_whole(lake: Lake, seed: int) -
         assert max(whole) >= published
         published = max(whole)
         assert lake.rows() == lake.expected(published)
-        behind = unpublished(lake.opened.history, lake.table.snapshots()[0].body, len(touches))
+        behind = unpublished_up_to(lake.opened.history, lake.table.snapshots()[0].body, len(touches))
         assert behind == {
             p: max(n for n, of_it in touches.items() if p in of_it)
             for p in merged

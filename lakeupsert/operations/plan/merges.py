@@ -20,7 +20,7 @@ from lakeupsert.pipeline.merge.cuts import MOST_READS, cuts_of
 from lakeupsert.pipeline.merge.state import next_state
 from lakeupsert.pipeline.merge.steps import step_of
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.standing import unpublished
+from lakeupsert.pipeline.standing import unpublished_up_to
 from lakeupsert.pipeline.strategy import (
     SMALL_BYTES,
     Incoming,
@@ -127,7 +127,7 @@ def plan_merges(
     extract rewrites its partitions, whatever their strategy."""
     snapshot = table.history.last_snapshot()
     shown = snapshot.body.partitions if snapshot else {}
-    behind = unpublished(table.history, snapshot.body if snapshot else None, up_to) if up_to >= 0 else {}
+    behind = unpublished_up_to(table.history, snapshot.body if snapshot else None, up_to) if up_to >= 0 else {}
     spec = table.history.head_spec() if arrivals else None
     types = spec.body.base_schema.types if spec else ()
     plans = []

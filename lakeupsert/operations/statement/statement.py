@@ -174,7 +174,7 @@ def _attempt(table: OpenTable, options: StatementOptions, keys: KeyList | None) 
     if options.batch_id is not None and (earlier := _committed(table.history, ground, options.batch_id, asked)):
         return earlier
     view = _view(table, options, ground, spec)
-    behind = unpublished(table.history, ground.snapshot.body if ground.snapshot else None, ground.head.number)
+    behind = unpublished(table.history, ground.snapshot, ground.head)
     lacking = behind if options.snapshot == "published" else {}
     choice = RowChoice(view, options.where, keys)
     job = replace(batch_job(table, ground, spec), pack="statement")

@@ -172,10 +172,7 @@ def _unit_event(
     resources: Resources, engine: Engine, results: UnitResults, number: int, result: UnitResult, seconds: float
 ) -> events.UnitWork:
     step, unit = results.step, results.units[number]
-    outputs = [
-        *(result.cut.files if result.cut else ()),
-        *(f for x in result.merged for f in (*x.written, *x.tombstones)),
-    ]
+    written = result.cut.files if result.cut else [f for x in result.merged for f in (*x.written, *x.tombstones)]
     return events.UnitWork(
         table=resources.table,
         batch=step.up_to,
@@ -187,7 +184,7 @@ def _unit_event(
         units=len(results.units),
         cut=unit.cut is not None,
         bytes_read=unit.cut.bytes if unit.cut else replace(step, tasks=unit.merges, cut_bytes=0).bytes,
-        bytes_written=sum(file.bytes for file in outputs),
+        bytes_written=sum(file.bytes for file in written),
         engine=engine.name,
         strategy=step.strategy,
     )

@@ -25,7 +25,7 @@ from lakeupsert.pipeline.merge.next_version import version_after
 from lakeupsert.pipeline.merge.state import merged_up_to, merges_one_by_one, next_state, state_at
 from lakeupsert.pipeline.merge.steps import Step, step_of
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.standing import unpublished
+from lakeupsert.pipeline.standing import unpublished_up_to
 from lakeupsert.read.view import View, partitions_of
 from lakeupsert.retries import LATEST_ATTEMPTS
 from lakeupsert.storage import ObjectStore
@@ -82,7 +82,7 @@ def _read_heads(history: History) -> _Heads:
     link = history.last_snapshot()
     snapshot = link.body if link else None
     batch = max(ledger.number if ledger else 0, snapshot.batch if snapshot else 0)
-    touched = unpublished(history, snapshot, batch) if ledger else {}
+    touched = unpublished_up_to(history, snapshot, batch) if ledger else {}
     return _Heads(
         batch=batch,
         number=link.number if link else None,

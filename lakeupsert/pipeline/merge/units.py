@@ -45,7 +45,6 @@ class Unit:
 
     @property
     def reads(self) -> set[str]:
-        """The objects that it reads."""
         files = self.cut.files if self.cut else [f for t in self.merges for f in (*t.read, *t.history)]
         return {name for file in files for name in file.objects}
 
