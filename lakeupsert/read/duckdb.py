@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError, LakeupsertError
@@ -107,19 +108,18 @@ def _scan(
     shown = ", ".join(
         f"CAST({identifier(own[name])} AS {type_}) AS {identifier(name)}" for name, type_ in types.items()
     )
-    dead = [
-        pa.table(
-            {FILE: pa.DictionaryArray.from_arrays(pa.nulls(len(places), pa.int8()).fill_null(0), [path]), PLACE: places}
-        )
-        for path, places in ((files[number].path, places) for number, places in superseded_rows(view, files))
-    ]
+    dead = list(superseded_rows(view, files))
     if dead:
         options += f", {DUCKDB_PLACE} = true, filename = '{FILE}'"
     scan = connection.sql(
         f"SELECT {columns} WHERE false UNION ALL BY NAME SELECT * FROM read_parquet([{listed}], {options})"
     )
     if dead:
-        marked = connection.from_arrow(pa.concat_tables(dead).unify_dictionaries()).set_alias("dead")
+        # Not `unify_dictionaries` of a table per file: its indices are as narrow as those of the tables.
+        numbers = np.repeat([number for number, _ in dead], [len(places) for _, places in dead]).astype(np.int32)
+        names = pa.DictionaryArray.from_arrays(numbers, [file.path for file in files])
+        places = pa.concat_arrays([places for _, places in dead])
+        marked = connection.from_arrow(pa.table({FILE: names, PLACE: places})).set_alias("dead")
         condition = f"live.{FILE} = dead.{FILE} AND live.{DUCKDB_PLACE} = dead.{PLACE}"
         scan = scan.set_alias("live").join(marked, condition, how="anti")
     return scan.project(shown)

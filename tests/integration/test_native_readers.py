@@ -279,6 +279,19 @@ def test_arrow_reads_only_the_columns_that_polars_needs(tmp_path: Path) -> None:
     assert frame.collect().columns == ["ts"]
 
 
+MANY = {1: range(260), 2: range(0, 260, 2)}
+
+
+def test_many_files_with_superseded_rows(tmp_path: Path) -> None:
+    """More than an index of 8 bits tells apart."""
+    nights = [pa.table({"k": ks, "part": [k // 2 for k in ks], "ts": [ts] * len(ks)}) for ts, ks in MANY.items()]
+    table = Lake(tmp_path, strategy="delta").run(*nights)
+    assert sum(bool(file.superseded) for file in table.files()) == 130
+    expected = table.to_arrow().read_all().to_pylist()
+    assert same(values(table.to_duckdb(duckdb.connect())), expected)
+    assert same(table.to_polars().collect().to_dicts(), expected)
+
+
 def test_too_many_superseded_rows_are_left_to_arrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = vectors(tmp_path)
     superseded = sum(file.superseded for file in table.files())
