@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from difflib import get_close_matches
 from functools import wraps
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Self, TypeVar, get_args, get_origin
 
@@ -38,7 +37,7 @@ from lakeupsert.read.arrow import first_rows, reader_schema, to_arrow
 from lakeupsert.read.duckdb import to_duckdb
 from lakeupsert.read.export import export
 from lakeupsert.read.history import history_to_arrow
-from lakeupsert.read.native import missing
+from lakeupsert.read.native import require
 from lakeupsert.read.polars import to_polars
 from lakeupsert.read.query import QueryResult, query
 from lakeupsert.read.view import SnapshotFigures, View, ViewFile, latest_has_no_files, newest_snapshot
@@ -424,8 +423,7 @@ class ReadOnlyTable:
         """
         if isinstance(columns, int | date):
             snapshot, columns = columns, None
-        if find_spec("pandas") is None:
-            raise missing("pandas")
+        require("pandas")
         frame: pd.DataFrame = self.to_arrow(snapshot, where, columns=columns, versions=versions).read_pandas()
         return frame
 

@@ -2,8 +2,8 @@
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeVar
 
 import msgspec
@@ -16,7 +16,8 @@ from lakeupsert.read.view import View, ViewFile, partition_expression
 from lakeupsert.read.where import ArrowTerms, Expression, all_of, of_versions, parse_where
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import open_object, stream_file
-from lakeupsert.rows.streams import in_key_order
+from lakeupsert.rows.rank import sort_by_key
+from lakeupsert.rows.streams import RUN_ROWS, in_key_order
 from lakeupsert.rows.vectors import deleted_positions, drop_deleted, keep_only
 from lakeupsert.table.layout import DATA, TableObjects, partition_scalars
 from lakeupsert.table.spec import BATCH, RECEIVED_AT, TableSpec
@@ -55,36 +56,34 @@ def to_arrow(
         DamagedTableError: while reading, a file is missing or can't be read.
         StoreUnavailableError: while reading, the disk or mount failed.
     """
-    schema = reader_schema(view)
-    refuse_unknown(schema, columns)
+    shown = choose_columns(reader_schema(view), columns)
     if view.stamps is not None:
-        return _with_versions(view, view.stamps, where, partition, schema.names if columns is None else columns)
+        return _with_versions(view, view.stamps, where, partition, shown)
     scan = scans(view.spec, where, columns=None if columns is None else (*columns, *view.spec.stored_key))
     scan(len(view.spec.renames))  # refuses the filter now, not when the first file is opened
     without_key = None if columns is None else scans(view.spec, where, columns=columns)
     rows = batches(view, view.files(where, partition), scan, without_key)
     if columns is not None:
-        schema = pa.schema([schema.field(name) for name in columns])
-        rows = (batch.select(list(columns)) for batch in rows)
-    return pa.RecordBatchReader.from_batches(schema, rows)
+        rows = (batch.select(shown.names) for batch in rows)
+    return pa.RecordBatchReader.from_batches(shown, rows)
 
 
 def _with_versions(
-    view: View, stamps: pa.Array, where: str | None, partition: str | None, columns: Sequence[str]
+    view: View, stamps: pa.Array, where: str | None, partition: str | None, shown: pa.Schema
 ) -> pa.RecordBatchReader:
     """`to_arrow` of a view with versions."""
     spec, schema, of_files = view.spec, reader_schema(view), set(view.spec.schema.names)
     # Files do not have the receipt stamp, and adopted ones no batch, so conditions on these wait until all rows have both.
     later = [c for c in parse_where(where, schema, ArrowTerms()) if not c.columns <= of_files]
-    condition, read = all_of(later), {BATCH, *columns, *itertools.chain.from_iterable(c.columns for c in later)}
+    condition, read = all_of(later), {BATCH, *shown.names, *itertools.chain.from_iterable(c.columns for c in later)}
     with_key, without_key = (scans(spec, where, schema, of_files, of) for of in ({*read, *spec.stored_key}, read))
 
     def rows() -> Iterator[pa.RecordBatch]:
         for batch in batches(view, view.files(where, partition), with_key, without_key):
             whole = add_received_at(batch, stamps)
-            yield (whole if condition is None else whole.filter(condition)).select(list(columns))
+            yield (whole if condition is None else whole.filter(condition)).select(shown.names)
 
-    return pa.RecordBatchReader.from_batches(pa.schema([schema.field(name) for name in columns]), rows())
+    return pa.RecordBatchReader.from_batches(shown, rows())
 
 
 def add_received_at(rows: Versioned, stamps: pa.Array) -> Versioned:
@@ -139,33 +138,26 @@ def scans(
         only: apply only the conditions that name no other columns than these.
         columns: read these, which may include `BATCH`, and those of the filter; default: all of the table.
     """
-    return cache(partial(_scan, spec, where, filterable, only, columns))
+
+    @cache
+    def scan(renames: int) -> Scan:
+        schema, converts = reader_schema(spec), bool(spec.conversions(renames))
+        names = {} if converts else spec.names_in(renames)
+        every = parse_where(where, schema if filterable is None else filterable, ArrowTerms(names))
+        conjuncts = [c for c in every if only is None or c.columns <= set(only)]
+        if columns is not None:
+            needed = {*columns, *itertools.chain.from_iterable(c.columns for c in conjuncts)}
+            schema = pa.schema([field for field in (*schema, pa.field(BATCH, pa.int64())) if field.name in needed])
+        pushed, rest = all_of([c for c in conjuncts if c.prunes]), all_of([c for c in conjuncts if not c.prunes])
+        in_file = pa.schema([field.with_name(names.get(field.name, field.name)) for field in schema])
+        stored = pa.schema([field for field in in_file if field.name not in spec.partition_by])
+        return Scan(in_file, stored, pushed, rest, schema.names if names else None, converts)
+
+    return scan
 
 
-def _scan(
-    spec: TableSpec,
-    where: str | None,
-    filterable: pa.Schema | None,
-    only: Collection[str] | None,
-    columns: Collection[str] | None,
-    renames: int,
-) -> Scan:
-    schema, converts = reader_schema(spec), bool(spec.conversions(renames))
-    names = {} if converts else spec.names_in(renames)
-    conjuncts = parse_where(where, schema if filterable is None else filterable, ArrowTerms(names))
-    if only is not None:
-        conjuncts = [c for c in conjuncts if c.columns <= set(only)]
-    if columns is not None:
-        needed = {*columns, *itertools.chain.from_iterable(c.columns for c in conjuncts)}
-        schema = pa.schema([field for field in (*schema, pa.field(BATCH, pa.int64())) if field.name in needed])
-    pushed, rest = all_of([c for c in conjuncts if c.prunes]), all_of([c for c in conjuncts if not c.prunes])
-    in_file = pa.schema([field.with_name(names.get(field.name, field.name)) for field in schema]) if names else schema
-    stored = pa.schema([field for field in in_file if field.name not in spec.partition_by])
-    return Scan(in_file, stored, pushed, rest, schema.names if names else None, converts)
-
-
-def refuse_unknown(schema: pa.Schema, columns: Sequence[str] | None) -> None:
-    """Raise ConfigurationError unless ``columns`` is None or a list of the schema's columns."""
+def choose_columns(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """The schema of these columns, in their order; None: of all. Raises ConfigurationError if ``schema`` lacks one."""
     if isinstance(columns, str):
         raise ConfigurationError(
             "unknown-column",
@@ -179,6 +171,7 @@ def refuse_unknown(schema: pa.Schema, columns: Sequence[str] | None) -> None:
                 f"The table has no column {name!r}. It has: {', '.join(schema.names)}{of_versions(name)}. Nothing was read.",
                 next="run `lakeupsert schema`, which lists them",
             )
+    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
 
 
 def batches(
@@ -189,26 +182,46 @@ def batches(
     ``without_key``: how to read the files of a partition that need no merging; default: as ``scan`` says, too.
     """
     for _, of_partition in itertools.groupby(files, lambda file: file.partition):
+        own = list(of_partition)
         # The files of a bucket are in key order, one after the other.
-        base: dict[tuple[int, int], list[ViewFile]] = {}
-        deltas: list[list[ViewFile]] = []
-        for file in of_partition:
-            if file.name.startswith(f"{DATA}/"):
-                deltas.append([file])
-            else:
-                base.setdefault((file.file.bucket, file.file.bits), []).append(file)
-        runs = [*base.values(), *deltas]
-        chosen = scan if len(runs) > 1 or without_key is None else without_key
-        streams = [
-            itertools.chain.from_iterable(_rows(view, file, chosen(file.file.renames)) for file in run) for run in runs
-        ]
-        yield from in_key_order(streams, view.spec.stored_key)
+        runs: dict[object, list[ViewFile]] = {}
+        for file in own:
+            of_base = file.file.bucket, file.file.bits
+            runs.setdefault(file.name if file.name.startswith(f"{DATA}/") else of_base, []).append(file)
+        small = sum(file.bytes for file in own) <= SMALL_BYTES and sum(file.file.rows for file in own) <= RUN_ROWS
+        if len(runs) > 1 and small:
+            yield from _sorted(view, own, scan)
+        else:
+            chosen = scan if len(runs) > 1 or without_key is None else without_key
+            streams = [
+                itertools.chain.from_iterable(_rows(view, file, chosen(file.file.renames)) for file in run)
+                for run in runs.values()
+            ]
+            yield from in_key_order(streams, view.spec.stored_key)
+
+
+def _sorted(view: View, files: Sequence[ViewFile], scan: Callable[[int], Scan]) -> Iterator[pa.RecordBatch]:
+    """The rows of small files of one partition in key order. To sort them all costs less than to read the files in turns."""
+    found: list[pa.RecordBatch] = []
+    dead = [np.empty(0, np.uint64)]
+    for file in files:
+        own = scan(file.file.renames)
+        if file.only is None and own.pushed is own.rest is None:
+            # All rows keep their positions, so the superseded ones are left out below, without a pass of their own.
+            dead.append(deleted_positions(view.objects.store, file.file) + np.uint64(sum(map(len, found))))
+            file = replace(file, file=msgspec.structs.replace(file.file, deleted=None))
+        found += [batch for batch in _rows(view, file, own) if batch.num_rows]
+    if found:
+        rows = pa.concat_batches(found)
+        lives = np.ones(rows.num_rows, bool)
+        lives[np.concatenate(dead)] = False
+        order = sort_by_key(rows, view.spec.stored_key).to_numpy()
+        yield rows.take(pa.array(order[lives[order]]))
 
 
 def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:
     """The live rows of one file that pass the filter."""
-    is_ours = TableObjects.start_of(file.name) is not None
-    is_small = is_ours and file.only is None and file.bytes <= SMALL_BYTES
+    is_small = file.only is None and file.bytes <= SMALL_BYTES and TableObjects.start_of(file.name) is not None
     is_streamed = len(scan.stored) > 0 and (is_small or scan.converts)
     rows = _streamed(view, file, scan) if is_streamed else _scanned(view, file, scan)
     return (batch.rename_columns(scan.names) for batch in rows) if scan.names else rows

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError, LakeupsertError
-from lakeupsert.read.arrow import reader_schema, refuse_unknown, to_arrow
-from lakeupsert.read.native import DUCKDB_PLACE, files_to_scan, missing, superseded_rows
+from lakeupsert.read.arrow import choose_columns, reader_schema, to_arrow
+from lakeupsert.read.native import DUCKDB_PLACE, files_to_scan, require, superseded_rows
 from lakeupsert.read.view import View, ViewFile
 from lakeupsert.table.spec import FILE, PLACE
 
@@ -56,22 +55,20 @@ def to_duckdb(
         ConfigurationError: DuckDB is not installed or has no type for a column, there is no such column, or the filter can't be
             used.
     """
-    try:
-        import duckdb
-    except ModuleNotFoundError as e:
-        raise missing("duckdb") from e
+    require("duckdb")
+    import duckdb
+
     schema = reader_schema(view)
-    refuse_unknown(schema, columns)
+    shown = choose_columns(schema, columns)
     connection = connection or duckdb.default_connection()
     files = files_to_scan(view, "DuckDB", where)
     if files is None:
-        shown = schema if columns is None else pa.schema([schema.field(name) for name in columns])
         return relation_of(connection, RowStream(view, where, columns), shown)
     empty = connection.from_arrow(schema.empty_table())
     types = dict(zip(view.spec.schema.names, map(str, empty.types), strict=True))
     scans = [_scan(connection, view, types, renames, some) for renames, some in files.items()]
     found = reduce(lambda one, other: one.union(other), scans)
-    return found if columns is None else found.project(", ".join(map(identifier, columns)))
+    return found if columns is None else found.project(", ".join(map(identifier, shown.names)))
 
 
 def relation_of(connection: "DuckDBPyConnection", rows: object, schema: pa.Schema) -> "DuckDBPyRelation":
@@ -108,17 +105,14 @@ def _scan(
     shown = ", ".join(
         f"CAST({identifier(own[name])} AS {type_}) AS {identifier(name)}" for name, type_ in types.items()
     )
-    dead = list(superseded_rows(view, files))
-    if dead:
+    numbers, places = superseded_rows(view, files)
+    if len(places):
         options += f", {DUCKDB_PLACE} = true, filename = '{FILE}'"
     scan = connection.sql(
         f"SELECT {columns} WHERE false UNION ALL BY NAME SELECT * FROM read_parquet([{listed}], {options})"
     )
-    if dead:
-        # Not `unify_dictionaries` of a table per file: its indices are as narrow as those of the tables.
-        numbers = np.repeat([number for number, _ in dead], [len(places) for _, places in dead]).astype(np.int32)
+    if len(places):
         names = pa.DictionaryArray.from_arrays(numbers, [file.path for file in files])
-        places = pa.concat_arrays([places for _, places in dead])
         marked = connection.from_arrow(pa.table({FILE: names, PLACE: places})).set_alias("dead")
         condition = f"live.{FILE} = dead.{FILE} AND live.{DUCKDB_PLACE} = dead.{PLACE}"
         scan = scan.set_alias("live").join(marked, condition, how="anti")

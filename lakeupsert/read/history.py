@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.read.arrow import Scan, add_received_at, batches, reader_schema, refuse_unknown, scans
+from lakeupsert.read.arrow import Scan, add_received_at, batches, choose_columns, reader_schema, scans
 from lakeupsert.read.view import View
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
 from lakeupsert.rows.arrays import Rows
@@ -65,17 +65,16 @@ def history_to_arrow(
     files. Raises as `to_arrow` does.
     """
     schema = history_schema(view)
-    refuse_unknown(schema, columns)
-    shown = schema.names if columns is None else list(columns)
+    shown = choose_columns(schema, columns)
     condition = all_of(parse_where(where, schema, ArrowTerms()))
     partitions = list(view.partitions(where, schema)) if partition is None else [partition]
 
     def read() -> Iterator[pa.RecordBatch]:
         for name in partitions:
             for rows in _versions(view, where, schema, name):
-                yield from (rows if condition is None else rows.filter(condition)).select(shown).to_batches()
+                yield from (rows if condition is None else rows.filter(condition)).select(shown.names).to_batches()
 
-    return pa.RecordBatchReader.from_batches(pa.schema([schema.field(name) for name in shown]), read())
+    return pa.RecordBatchReader.from_batches(shown, read())
 
 
 def _versions(view: View, where: str | None, schema: pa.Schema, partition: str) -> Iterator[Rows]:

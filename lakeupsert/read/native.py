@@ -5,10 +5,12 @@ that nothing is left for an engine to decide. Superseded rows are taken out by a
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.phrases import install
@@ -40,8 +42,7 @@ def files_to_scan(view: View, engine: str, where: str | None = None) -> Mapping[
         log.info("%s reads through Arrow: it opens only the files that may have rows of the filter", engine)
         return None
     files = list(view.files())
-    why = _why_arrow(view, files)
-    if why is not None:
+    if (why := _why_arrow(view, files)) is not None:
         log.info("%s reads through Arrow: %s", engine, why)
         return None
     log.info("%s scans %d files by itself", engine, len(files))
@@ -51,22 +52,21 @@ def files_to_scan(view: View, engine: str, where: str | None = None) -> Mapping[
     return found
 
 
-def superseded_rows(view: View, files: Sequence[ViewFile]) -> Iterator[tuple[int, pa.Array]]:
-    """The number of each file that has superseded rows, among ``files``, and their places in it, as int64."""
-    for number, file in enumerate(files):
-        if file.superseded:
-            yield number, pa.array(deleted_positions(view.objects.store, file.file).astype(np.int64))
+def superseded_rows(view: View, files: Sequence[ViewFile]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """For each superseded row the number of its file among ``files``, and its place in that file."""
+    places = [deleted_positions(view.objects.store, file.file) for file in files]
+    numbers = np.repeat(np.arange(len(files), dtype=np.int32), list(map(len, places)))
+    return numbers, np.concatenate(places).astype(np.int64)
 
 
 def _why_arrow(view: View, files: Sequence[ViewFile]) -> str | None:
-    home = view.objects.store.uri()
     if not files:
         return "there are no files"
     if view.number is None:
         return "the rows are merged while they are read"
     if view.stamps is not None:
         return "the ledger, not the files, has the receipt stamps of batches"
-    if not home.startswith("file:"):
+    if not view.objects.store.uri().startswith("file:"):
         return "the table is on a remote store, for which the engine uses its own credentials"
     if (superseded := sum(file.superseded for file in files)) > MOST_SUPERSEDED:
         return f"{superseded:,} rows are superseded; `lakeupsert compact --full` leaves none"
@@ -122,10 +122,11 @@ def _is_plain(kind: pa.DataType) -> bool:
     return any(test(kind) for test in plain)
 
 
-def missing(package: str) -> ConfigurationError:
-    """The error if the engine is not installed."""
-    return ConfigurationError(
-        "extra-missing",
-        f"{package} is not installed, so it can't read the table. Nothing was read.",
-        next=f"{install(package)}, or read the table with to_arrow",
-    )
+def require(package: str) -> None:
+    """Raise ConfigurationError if the engine is not installed."""
+    if find_spec(package) is None:
+        raise ConfigurationError(
+            "extra-missing",
+            f"{package} is not installed, so it can't read the table. Nothing was read.",
+            next=f"{install(package)}, or read the table with to_arrow",
+        )

@@ -1,12 +1,13 @@
 """Read a view with Polars: with its own Parquet scan if the files allow it, otherwise through Arrow. Both are lazy."""
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from lakeupsert.engine.runs import runs
-from lakeupsert.read.arrow import reader_schema, refuse_unknown, to_arrow
-from lakeupsert.read.native import files_to_scan, missing, superseded_rows
+from lakeupsert.read.arrow import choose_columns, reader_schema, to_arrow
+from lakeupsert.read.native import files_to_scan, require, superseded_rows
 from lakeupsert.read.view import View, ViewFile
 from lakeupsert.table.spec import PLACE
 
@@ -27,12 +28,11 @@ def to_polars(view: View, *, where: str | None = None, columns: Sequence[str] | 
     Raises:
         ConfigurationError: Polars is not installed, there is no such column, or the filter can't be used.
     """
-    try:
-        import polars as pl
-    except ModuleNotFoundError as e:
-        raise missing("polars") from e
+    require("polars")
+    import polars as pl
+
     schema = reader_schema(view)
-    refuse_unknown(schema, columns)
+    choose_columns(schema, columns)
     empty = pl.from_arrow(schema.empty_table())
     assert isinstance(empty, pl.DataFrame)
     files = files_to_scan(view, "Polars", where)
@@ -54,22 +54,20 @@ def _scan(view: View, schema: "pl.Schema", renames: int, files: Sequence[ViewFil
 
     names, parts = view.spec.names_in(renames), view.spec.partition_by
     own = {name: names.get(name, name) for name in schema}
-    firsts = list(
-        accumulate((file.file.rows for file in files), initial=0)
-    )  # Polars counts the rows of all files together
-    dead = [firsts[number] + pl.Series(places) for number, places in superseded_rows(view, files)]
+    numbers, places = superseded_rows(view, files)
+    firsts = np.cumsum([0, *(file.file.rows for file in files)])  # Polars counts the rows of all files together
     scan = pl.scan_parquet(
         [file.path for file in files],
         glob=False,
-        row_index_name=PLACE if dead else None,
+        row_index_name=PLACE if len(places) else None,
         schema={own[name]: type_ for name, type_ in schema.items() if name not in parts},
         hive_partitioning=bool(parts),
         hive_schema={own[name]: schema[name] for name in parts} or None,
         missing_columns="insert",
         extra_columns="ignore",
     )
-    if dead:
-        marked = pl.LazyFrame({PLACE: pl.concat(dead)})
+    if len(places):
+        marked = pl.LazyFrame({PLACE: firsts[numbers] + places})
         scan = scan.join(marked.cast(pl.get_index_type()), on=PLACE, how="anti")
     return scan.select([pl.col(own[name]).alias(name) for name in schema])
 
@@ -81,9 +79,8 @@ def _through_arrow(view: View, schema: "pl.Schema", where: str | None) -> "pl.La
     def source(
         columns: list[str] | None, predicate: "pl.Expr | None", limit: int | None, batch_size: int | None
     ) -> Iterator["pl.DataFrame"]:
-        needed = None
-        if columns is not None:
-            needed = [*dict.fromkeys((*columns, *(predicate.meta.root_names() if predicate is not None else ())))]
+        tested = [] if predicate is None else predicate.meta.root_names()
+        needed = None if columns is None else [*dict.fromkeys((*columns, *tested))]
         for batch in to_arrow(view, where, columns=needed):
             rows = pl.from_arrow(batch)
             assert isinstance(rows, pl.DataFrame)

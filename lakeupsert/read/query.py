@@ -14,7 +14,7 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.arrow import reader_schema
 from lakeupsert.read.duckdb import RowStream, identifier, literal, relation_of, to_duckdb
-from lakeupsert.read.native import files_to_scan, missing
+from lakeupsert.read.native import files_to_scan, require
 from lakeupsert.read.view import View
 
 if TYPE_CHECKING:
@@ -101,10 +101,9 @@ def query(view: View, name: str, sql: str) -> QueryResult:
         ConfigurationError: DuckDB is not installed or has no type for a column, ``sql`` is not one SELECT, or DuckDB can't run
             it; also while reading.
     """
-    try:
-        import duckdb
-    except ModuleNotFoundError as e:
-        raise missing("duckdb") from e
+    require("duckdb")
+    import duckdb
+
     connection, source = duckdb.connect(), RowStream(view)
     try:
         sql = _with_text(sql, _refuse_others(connection, sql), reader_schema(view.spec))

@@ -26,7 +26,7 @@ from pyspark.sql import types as s
 from lakeupsert.engine.spark_versions import frame_of, hadoop_version, reads_wider, s3a_settings_of, scans_one_root
 from lakeupsert.engine.spark_window import window_order
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.read.arrow import refuse_unknown
+from lakeupsert.read.arrow import choose_columns
 from lakeupsert.read.history import FROM, LIVES, UNTIL, history_schema, shared_columns
 from lakeupsert.read.view import View, ViewFile, plain_path
 from lakeupsert.read.where import Conjunct, parse_where
@@ -62,9 +62,8 @@ def to_spark(
 
     Raises ConfigurationError if Spark has no type for a column, if there is no such column, or if the filter can't be used.
     """
-    refuse_unknown(view.schema, columns)
-    types = _types_in_files(view)
-    frame = _frame(spark, view, types, view.files(where))
+    choose_columns(view.schema, columns)
+    frame = _frame(spark, view, _types_in_files(view), view.files(where))
     if view.stamps is not None:
         frame = _add_received_at(spark, frame, view.stamps)
     return _select(_where(frame, parse_where(where, view.schema, SparkTerms())), columns)
@@ -92,7 +91,7 @@ def history_to_spark(
 ) -> DataFrame:
     """A DataFrame of all versions, as of `history_to_arrow`, in no particular order. Raises as `to_spark` does."""
     spec, schema = view.spec, history_schema(view)
-    refuse_unknown(schema, columns)
+    choose_columns(schema, columns)
     types = _types_in_files(view)
     conjuncts = parse_where(where, schema, SparkTerms())
     partitions = list(view.partitions(where, schema))

@@ -18,8 +18,8 @@ def in_key_order(streams: Sequence[Iterator[pa.RecordBatch]], key: Sequence[str]
         if len(parts) == 1:
             yield from parts.values()
         else:
-            rows = pa.Table.from_batches(list(parts.values()))
-            yield from rows.take(sort_by_key(rows, key)).combine_chunks().to_batches()
+            rows = pa.concat_batches(list(parts.values()))
+            yield rows.take(sort_by_key(rows, key))
 
 
 def windows(streams: Sequence[Iterator[pa.RecordBatch]], key: Sequence[str]) -> Iterator[dict[int, pa.RecordBatch]]:

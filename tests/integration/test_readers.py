@@ -20,6 +20,7 @@ import pytest
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.read import arrow as reading
 from lakeupsert.rows import datafiles
 from tests.harness.spark import collect
 
@@ -779,3 +780,22 @@ def test_rows_come_ordered_by_partition_and_key(tmp_path: Path) -> None:
     found = lake.to_arrow().read_all()
     assert found.num_rows == 400
     assert found.equals(found.sort_by([("d", "ascending"), ("k", "ascending")]))
+
+
+@pytest.mark.parametrize("most", [0, 1 << 16], ids=["in turns", "sorted"])
+def test_deltas_are_worked_into_the_order(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "RUN_ROWS", most)
+    changes = {1: range(0, 3000, 10), 2: range(0, 1500, 5), 3: range(0, 2970, 30)}
+    days = {k: DAY + timedelta(days=k % 3) for keys in changes.values() for k in keys}
+    landed = [rows(ks, {"v": [k * (-1) ** ts for k in ks]}, ts, [days[k] for k in ks]) for ts, ks in changes.items()]
+    lake = nights(tmp_path, *landed, strategy="delta")
+    assert sum(bool(file.superseded) for file in lake.files()) >= 4
+    whole = lake.to_arrow().read_all()
+    newest = {k: k * (-1) ** ts for ts, ks in changes.items() for k in ks}
+    assert [(row["k"], row["d"], row["v"]) for row in whole.to_pylist()] == sorted(
+        ((k, days[k], v) for k, v in newest.items()), key=lambda one: (one[1], one[0])
+    )
+    assert lake.to_arrow(columns=["v"]).read_all()["v"].equals(whole["v"])
+    for where in ("v < -100", "k > 400 AND v >= 0"):
+        found = duckdb.arrow(whole).filter(where).fetchall()
+        assert [tuple(row.values()) for row in lake.to_arrow(where=where).read_all().to_pylist()] == found
