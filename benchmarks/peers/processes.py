@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 SAMPLE_SECONDS = 0.5
@@ -47,10 +47,11 @@ def memory_mb() -> int:
 
 
 class PeakMemory:
-    """The most that the tree held at once while the block ran, sampled."""
+    """The most that the tree held at once while the block ran, sampled; and the processor time that sampling took."""
 
     def __init__(self) -> None:
         self.mb = 0
+        self.cpu_seconds = 0.0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
@@ -66,6 +67,7 @@ class PeakMemory:
         while True:
             self.mb = max(self.mb, memory_mb())
             if self._done.wait(SAMPLE_SECONDS):
+                self.cpu_seconds = thread_time()
                 return
 
 

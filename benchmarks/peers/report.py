@@ -38,7 +38,8 @@ first. A floor has no log and no snapshots, recovers from nothing, and keeps row
 No side is looked after between nights (no OPTIMIZE, rewrite_data_files or compact); `hudi-mor` compacts by itself every five
 nights of a workload whose nights count together, `ours-auto` in whichever night owes it. Ours and the floors wait until every
 file is on the disk, which Spark's writers, delta-rs and deltalite do not. Rows that are older than the table's are taken from
-deltalite's nights before the clock runs, because it would let them win.
+deltalite's nights before the clock runs, because it would let them win. It always compresses with snappy, the others with
+zstd.
 """
 
 

@@ -100,7 +100,7 @@ def _measure(table: Table, workload: Workload, night: Night, folder: Path) -> di
     counted, requests, cpu, before = table.bytes_counted(), table.requests(), cpu_seconds(), _sizes(folder)
     with PeakMemory() as peak:
         seconds = table.apply()
-    cpu = cpu_seconds() - cpu
+    cpu = cpu_seconds() - cpu - peak.cpu_seconds
     sizes, after = _sizes(folder), table.requests()
     result: dict[str, Any] = {
         "seconds": seconds,

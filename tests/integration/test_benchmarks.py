@@ -18,6 +18,7 @@ import pytest
 from benchmarks import amplification, key_index
 from benchmarks.peers import sides as peers
 from benchmarks.peers.__main__ import place, unavailable
+from benchmarks.peers.processes import PeakMemory
 from benchmarks.rows import settings
 from benchmarks.scale import iceberg, lake, model, workers
 from benchmarks.workload import TPCHGEN, WORKLOADS, Size, Workload, make
@@ -124,6 +125,12 @@ def test_sides_without_spark_and_floors_are_exact(workload: str, tmp_path: Path)
     for strategy in ("rewrite", "delta"):
         times = [row.split(" | ")[2:5:2] for row in table if row.startswith(f"| floor-{strategy}-")]
         assert [min(float(cell) for cell in column) for column in zip(*times, strict=True)] == [1.0, 1.0]
+
+
+def test_sampling_of_memory_says_what_it_took() -> None:
+    with PeakMemory() as peak:
+        pass
+    assert (peak.mb > 0, peak.cpu_seconds > 0) == (True, True)
 
 
 def test_side_that_is_missing_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
