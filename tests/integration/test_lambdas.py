@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,12 @@ def appended(lake: Lake) -> Lake:
 
 
 def queue_url(lake: Lake) -> str:
-    return str(boto3.client("sqs").get_queue_url(QueueName=lake.settings.queue.removeprefix("sqs://"))["QueueUrl"])
+    return _url_of(lake.settings.queue.removeprefix("sqs://"))
+
+
+@cache
+def _url_of(name: str) -> str:
+    return str(boto3.client("sqs").get_queue_url(QueueName=name)["QueueUrl"])
 
 
 def receive(lake: Lake, limit: int = 10) -> Any:
