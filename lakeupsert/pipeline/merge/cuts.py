@@ -24,7 +24,6 @@ ALONE_BUCKETS = 4
 largest partition. Fewer: more messages and objects for work that one worker does in a minute."""
 MOST_READS = 3
 """Up to so many merges read a file that is not cut. A cut reads it, writes it, and is read itself."""
-
 MOST_PIECE_BITS = 12
 """A pack has at most 2^so many pieces. A partition needs more only if its `bucket` was once far smaller."""
 
