@@ -55,6 +55,7 @@ test-spark: TESTS := -m "$(QUICK) and core and spark"
 test-cloud: TESTS := -m "$(QUICK) and core and cloud"
 test-integration: TESTS := -m "$(QUICK) and not core" tests/integration/test_[a-h]*.py
 test-integration-2: TESTS := -m "$(QUICK) and not core" tests/integration/test_[i-z]*.py
+test-spark test-cloud test-integration test-integration-2: TESTS += -p no:hypothesispytest  # imports it at the end
 test-others: TESTS := -m "$(QUICK) and not core" --ignore tests/integration --ignore tests/capture --ignore tests/writers --ignore-glob '*/readers/test_*_*.py'
 test-spark test-cloud test-integration test-integration-2 test-others:
 	@$(BIN)/pytest $(TESTS)
