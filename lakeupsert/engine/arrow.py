@@ -9,10 +9,10 @@ Memory: the incoming rows of the bucket, or a part of them and all of them compr
 rows that lose.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from lakeupsert.engine.attempts import attempt
 from lakeupsert.engine.cut import CutOutput, CutTask, columns_of, cut
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
-from lakeupsert.engine.merge_writer import MergeWriter
+from lakeupsert.engine.merge_writer import Block, MergeWriter
 from lakeupsert.engine.resolve import Resolved, Rules, one_per_key, rank
 from lakeupsert.landing.adopted import stream_adopted
 from lakeupsert.rows.arrays import Hashes, Indices, Rows, repeat
@@ -185,10 +185,14 @@ class _Merge:
                     if not met.num_rows and not rules.judges_all:
                         out.live.write(stored)
                         continue
-                    tables = [add_ranks(stored, age=0, deleted=False), met]
-                    more = met.num_columns > tables[0].num_columns
-                    both = pa.concat_tables(tables, promote_options="default" if more else "none")
-                    self._write(out, rank(both, spec), again=settled)
+                    # Only full extracts change keys that do not arrive.
+                    near = None if rules.judges_all else _find_near(stored, met, spec.stored_key)
+                    some = stored if near is None else stored.take(near)
+                    both = _concat([add_ranks(some, age=0, deleted=False), met])
+                    if near is None:
+                        self._write(out, rank(both, spec), again=settled)
+                    else:
+                        self._write(out, rank(both, spec, kept_rows=len(near)), Block(stored, near), again=settled)
             for rows in rest.rest():
                 if settled:  # and accounted for
                     out.write(rules.resolve(one_per_key(rows)))
@@ -200,13 +204,12 @@ class _Merge:
         """The incoming rows in key order: if no rule needs all versions, what they come to among themselves."""
         key = self._spec.stored_key
         if not self._part_bits:
-            rows = self._settle(list(self._arriving()))
-            return KeyOrdered(iter([rows]), rows.schema, key)
+            return KeyOrdered(iter([self._settle(list(self._arriving()))]), key)
         runs = [compress(self._settle(part), RUN_ROWS >> self._part_bits) for part in self._parts()]
         with pa.ipc.open_stream(runs[0]) as reader:
             schema = reader.schema
         batches = in_key_order([decompress(run) for run in runs], key)
-        return KeyOrdered((pa.Table.from_batches([batch]) for batch in batches), schema, key)
+        return KeyOrdered(chain([schema.empty_table()], (pa.Table.from_batches([batch]) for batch in batches)), key)
 
     def _parts(self) -> Iterator[list[Rows]]:
         """The incoming rows in parts by key hash. Those of later parts are in memory compressed."""
@@ -270,7 +273,7 @@ class _Merge:
             stream_file(self._store, msgspec.structs.replace(file, deleted=None), schema, keys, begin, spec)
             for file, begin in zip(files, begins, strict=False)
         )
-        for rows in _concat_small(itertools.chain.from_iterable(streams)):
+        for rows in _concat_small(chain.from_iterable(streams)):
             is_near = [pc.is_in(sortable(rows[name]), values) for name, values in keys.items()]
             rows = rows.filter(reduce(pc.and_, is_near))
             if hashes is not None:
@@ -307,15 +310,14 @@ class _Merge:
 
     def _together(self, tables: list[Rows]) -> Rows:
         stored = self._rules.with_times(self._spec.base_schema)
-        more = stored is not self._spec.base_schema
-        if more or not tables:
+        if stored is not self._spec.base_schema or not tables:
             tables.append(add_ranks(stored.empty_table(), age=0, deleted=False))
-        return self._rules.add_times(pa.concat_tables(tables, promote_options="default" if more else "none"))
+        return self._rules.add_times(_concat(tables))
 
-    def _write(self, out: MergeWriter, rows: Resolved, *, again: bool = False) -> Resolved:
+    def _write(self, out: MergeWriter, rows: Resolved, block: Block | None = None, *, again: bool = False) -> Resolved:
         found = self._rules.resolve(rows)
         self._account(found, again=again)
-        out.write(found)
+        out.write(found, block)
         return found
 
     def _account(self, found: Resolved, *, again: bool = False) -> None:
@@ -334,6 +336,18 @@ class _Merge:
             None if found.uses is None else found.uses[order],
             again=again,
         )
+
+
+def _find_near(rows: Rows, incoming: Rows, key: Sequence[str]) -> Indices:
+    """Places of the rows that may have the key of an incoming row: the value of every key column occurs there in one."""
+    occurs = [pc.is_in(sortable(rows[name]), sortable(incoming[name]).combine_chunks()) for name in key]
+    return np.flatnonzero(as_mask(reduce(pc.and_, occurs)))
+
+
+def _concat(tables: list[Rows]) -> Rows:
+    """Tables of which some may lack columns."""
+    lacks = len({table.num_columns for table in tables}) > 1
+    return pa.concat_tables(tables, promote_options="default" if lacks else "none")
 
 
 def _concat_small(tables: Iterable[Rows]) -> Iterator[Rows]:

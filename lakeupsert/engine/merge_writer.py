@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
@@ -21,7 +22,8 @@ from lakeupsert.rows.datafiles import stream_file, to_bytes
 from lakeupsert.rows.digest import Digest
 from lakeupsert.rows.filewriter import DataFileWriter, Footer
 from lakeupsert.rows.floor import DELETED_AT, greatest_floor
-from lakeupsert.rows.statistics import columns_with_statistics
+from lakeupsert.rows.rank import sort_by_key
+from lakeupsert.rows.statistics import StatisticsColumn, columns_with_statistics
 from lakeupsert.rows.vectors import mark_deleted
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import FileKind, TableObjects, partition_scalars
@@ -31,6 +33,14 @@ from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 INLINE_BYTES = 4 << 10
 """Tombstones of a partition stay in its manifest up to this many Arrow bytes. More: manifests grow, and every publish reads
 them. Less: each merge of the partition writes one more file, and the next merge reads it."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of a base, in key order. The ones at the places ``ranked`` are the `Resolved.kept_rows`."""
+
+    rows: Rows
+    ranked: Indices
 
 
 class MergeWriter:
@@ -44,46 +54,27 @@ class MergeWriter:
         self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask, rules: Rules, tally: Tally
     ) -> None:
 
-        def footer(kind: str) -> Footer:
+        def writer(
+            kind: FileKind, schema: pa.Schema, key: tuple[str, ...] = (), statistics: Sequence[StatisticsColumn] = ()
+        ) -> DataFileWriter:
             place = task.partition, task.bucket, task.bits
-            return Footer(spec.table_id, kind, str(task.up_to), spec_version, *place, len(spec.renames))
+            footer = Footer(spec.table_id, kind, str(task.up_to), spec_version, *place, len(spec.renames))
+            new_name = partial(TableObjects.new, kind, task.start, None if kind == "quarantine" else task.partition)
+            names = {} if kind in ("tombstones", "quarantine") else spec.names_written
+            return DataFileWriter(store, new_name, schema, footer, key, names, statistics)
 
         self._store, self._spec, self._task, self._tally = store, spec, task, tally
         self._dropped, self._refused = Digest(spec), Digest(spec)
-        self._floor: str | None = None
+        floors = task.floors_after
+        self._floor = greatest_floor(floors, spec.tombstone_schema.empty_table(), spec) if floors else None
         self._since: int | None = None
-        if floors := task.floors_after:
-            self._floor = greatest_floor(floors, spec.tombstone_schema.empty_table(), spec)
         self._stack = ExitStack()
         self._inline: list[Rows] | None = []  # None: too many tombstones to be inline
         kind: FileKind = "delta" if task.kept else "base"
-        self.live = DataFileWriter(
-            store,
-            partial(TableObjects.new, kind, task.start, task.partition),
-            spec.base_schema,
-            footer(kind),
-            spec.stored_key,
-            spec.names_written,
-            columns_with_statistics(spec, 1 << task.bits),
-        )
-        self._tombstones = DataFileWriter(
-            store,
-            partial(TableObjects.new, "tombstones", task.start, task.partition),
-            rules.with_times(spec.tombstone_schema),
-            footer("tombstones"),
-            spec.stored_key,
-        )
-        self._history = DataFileWriter(
-            store,
-            partial(TableObjects.new, "history", task.start, task.partition),
-            spec.history_schema,
-            footer("history"),
-            (),
-            spec.names_written,
-        )
-        self._quarantine = DataFileWriter(
-            store, partial(TableObjects.new, "quarantine", task.start), QUARANTINE_SCHEMA, footer("quarantine"), ()
-        )
+        self.live = writer(kind, spec.base_schema, spec.stored_key, columns_with_statistics(spec, 1 << task.bits))
+        self._tombstones = writer("tombstones", rules.with_times(spec.tombstone_schema), spec.stored_key)
+        self._history = writer("history", spec.history_schema)
+        self._quarantine = writer("quarantine", QUARANTINE_SCHEMA)
 
     def __enter__(self) -> "MergeWriter":
         for writer in (self.live, self._tombstones, self._quarantine, self._history):
@@ -98,13 +89,13 @@ class MergeWriter:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def write(self, found: Resolved) -> None:
-        """Write what some keys come to."""
+    def write(self, found: Resolved, block: Block | None = None) -> None:
+        """Write what some keys come to. ``block``: together with the other rows of a base, of which ``found`` has some."""
         for past in found.past:
             self._history.write(past)
         if len(refused := found.turned_away):
             self._refuse(found.take(refused, [*self._spec.stored_schema.names, DELETE_FLAG, AGE, FILE, PLACE]))
-        written = found.written
+        written = found.winners[found.goes]
         [deleted] = found.take(written, [DELETE_FLAG], shared=True).columns
         dies = as_mask(deleted)
         if dies.any():
@@ -112,7 +103,9 @@ class MergeWriter:
         live = written[~dies]
         if found.lacked is not None:
             self._tally.newer_than_extract(int(np.count_nonzero(found.lacked[live])))
-        self.live.write(found.take(live, self.live.schema.names, shared=True))
+        rows = found.take(live, self.live.schema.names, shared=True)
+        keys = np.flatnonzero(found.goes)[~dies]
+        self.live.write(_splice(block, found, rows, keys, self._spec.stored_key) if block else rows)
 
     def _refuse(self, rows: Rows) -> None:
         self._refused.add(rows)
@@ -198,3 +191,16 @@ class MergeWriter:
             changes=self._tally.changes(per_partition=self._spec.key_scope == "partition"),
             history=(*self._task.history, *self._history.files),
         )
+
+
+def _splice(block: Block, found: Resolved, rows: Rows, keys: Indices, key: Sequence[str]) -> Rows:
+    """The block in key order, with ``rows`` of these ``keys``, by number, instead of its rows that are superseded."""
+    both = pa.concat_tables([block.rows, pa.Table.from_arrays(rows.columns, schema=block.rows.schema)]).combine_chunks()
+    gone, gone_keys = block.ranked[found.order[found.superseded]], found.keys[found.superseded]
+    places, new = np.arange(block.rows.num_rows), np.arange(block.rows.num_rows, both.num_rows)
+    updates, updated = np.isin(keys, gone_keys), np.isin(gone_keys, keys)
+    places[gone[updated]] = new[updates]
+    places = np.append(np.delete(places, gone[~updated]), new[~updates])
+    if not updates.all():
+        places = places[sort_by_key(both.select(key).take(pa.array(places)), key)]
+    return both.take(pa.array(places))

@@ -85,11 +85,10 @@ class Resolved:
             return self.winners >= self.kept_rows
         return any_per_key(self.wins, self.uses[self.order] & (self.order >= self.kept_rows))
 
-    @property
-    def written(self) -> Indices:
-        """Places of the rows to write, in key order."""
-        goes = self._changed if self.refused is None else self._changed & ~self.refused
-        return self.winners[goes]
+    @cached_property
+    def goes(self) -> Mask:
+        """For each key, whether its row is to be written."""
+        return self._changed if self.refused is None else self._changed & ~self.refused
 
     @property
     def turned_away(self) -> Indices:

@@ -20,7 +20,9 @@ from lakeupsert.storage.remote import PlacedReader
 BLOCK_BYTES = 16 << 10
 """Bytes that one checksum covers; reads are rounded up to it. Smaller: footers grow. Larger: reading one column reads more."""
 TAIL_BYTES = 64 << 10
-"""Bytes to read from the end of a file to find its footer. A file that is not larger is read as a whole."""
+"""Bytes to read from the end of a file to find its footer."""
+WHOLE_BYTES = 512 << 10
+"""A file that is not larger is read as a whole. Larger: who needs one column reads more. Smaller: more reads for all columns."""
 BLOCKS, OWN = "lakeupsert.blocks", "lakeupsert.crc"
 _NO_CRC = "0" * 8
 # As Thrift writes them: the key, then a field with the length of the value, then the value.
@@ -87,11 +89,11 @@ class CheckedBytes(pa.BufferReader):  # type: ignore[misc] # pyarrow has no type
 class CheckedFile(PlacedReader):
     """A file that verifies every block as it is read; its footer is verified already. ``source`` is the underlying file."""
 
-    def __init__(self, source: pa.NativeFile, size: int, end: int, crcs: NDArray[np.uint32], tail: bytes) -> None:
+    def __init__(self, source: pa.NativeFile, size: int, end: int, crcs: NDArray[np.uint32], tail: memoryview) -> None:
         super().__init__(size)
         self.source = source
         self._end, self._crcs = end, crcs  # of the row groups
-        self._tail = memoryview(tail)
+        self._tail = tail
         self._held, self._held_at = memoryview(b""), 0  # the blocks that the last read verified
 
     def read(self, size: int = -1) -> bytes | memoryview:
@@ -131,28 +133,25 @@ def open_checked(source: pa.NativeFile, name: str) -> pa.NativeFile | CheckedByt
     as its name.
     """
     size = source.size()
-    tail = source.read_at(min(size, TAIL_BYTES), max(0, size - TAIL_BYTES))
+    whole = size <= WHOLE_BYTES or isinstance(source, pa.BufferReader)
+    source.seek(0 if whole else size - TAIL_BYTES)
+    tail = memoryview(source.read_buffer())  # into Arrow's memory: see `CheckedFile`
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if tail[-4:] != _MAGIC or length > size:
         return source  # not Parquet: Arrow reports what is wrong
     if length > len(tail):
-        tail = source.read_at(length, size - length)
-    blocks, own = _BLOCKS.search(tail, len(tail) - length), _OWN.search(tail, len(tail) - length)
-    if (blocks is None and own is None) or tail.find(name.encode(), len(tail) - length) < 0:
+        tail = memoryview(source.read_at(length, size - length))
+    footer = bytearray(tail[-length:])
+    blocks, own = _BLOCKS.search(footer), _OWN.search(footer)
+    if (blocks is None and own is None) or name.encode() not in footer:
         return source
-    footer = bytearray(memoryview(tail)[-length:-8])
+    stored = None if own is None else int(own[1], 16)
     if own is not None:
-        begin = len(tail) - length
-        footer[own.start(1) - begin : own.end(1) - begin] = _NO_CRC.encode()
-    if blocks is None or own is None or crc32(footer) != int(own[1], 16):
+        footer[slice(*own.span(1))] = _NO_CRC.encode()
+    if blocks is None or crc32(memoryview(footer)[:-8]) != stored:
         raise pa.ArrowInvalid("the checksum of its footer is wrong")
     end, crcs = int(blocks[1]), np.frombuffer(base64.b64decode(blocks[2]), "<u4")
-    if isinstance(source, pa.BufferReader):
-        source.seek(0)
-        whole = source.read_buffer()
-        compare(memoryview(whole)[:end], crcs, 0)
-        return CheckedBytes(whole)
-    if size <= len(tail):
-        compare(memoryview(tail)[:end], crcs, 0)
+    if whole:
+        compare(tail[:end], crcs, 0)
         return CheckedBytes(tail)
     return CheckedFile(source, size, end, crcs, tail[-length:])

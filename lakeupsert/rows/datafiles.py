@@ -55,11 +55,11 @@ def bytes_without_rows(types: Iterable[pa.DataType]) -> int:
     return BARE_BYTES + COLUMN_BYTES * sum(len(leaves("", type_)) for type_ in types)
 
 
-def to_bytes(rows: Rows) -> bytes:
+def to_bytes(rows: Rows, options: pa.ipc.IpcWriteOptions | None = None, at_once: int | None = None) -> bytes:
     """Rows as an Arrow IPC stream. (Pickling a slice would include its whole parent.)"""
     sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
+        writer.write_table(rows, max_chunksize=at_once)
     return sink.getvalue()
 
 

@@ -97,24 +97,15 @@ def sort_by_key(rows: Rows, key: Sequence[str]) -> pa.Array:
 
 def count_rows_up_to(rows: Rows, key: Sequence[str], last: Sequence[pa.Scalar]) -> int:
     """How many of ``rows``, sorted by key, have a key that is not greater than ``last`` (one scalar per key column)."""
-    up_to = equal = None
-    for name, scalar in zip(key, last, strict=True):
+    up_to = pa.scalar(True)
+    for name, scalar in zip(reversed(key), reversed(last), strict=True):
         column = sortable(rows[name])
-        less = pc.less(column, scalar.cast(column.type))
-        same = pc.equal(column, scalar.cast(column.type))
-        up_to = less if up_to is None else pc.or_(up_to, pc.and_(equal, less))
-        equal = same if equal is None else pc.and_(equal, same)
-    return int(pc.sum(pc.or_(up_to, equal)).as_py() or 0)
+        value = scalar.cast(column.type)
+        up_to = pc.or_(pc.less(column, value), pc.and_(pc.equal(column, value), up_to))
+    return int(pc.sum(up_to).as_py() or 0)
 
 
 def _first_of_each(key_columns: Sequence[Column], order: pa.Array) -> pa.Array:
-    n = len(order)
-    if n == 0:
-        return pa.array([], pa.bool_())
-    differs = None
-    for column in key_columns:
-        ordered = column.take(order)
-        here = pc.not_equal(ordered.slice(1), ordered.slice(0, n - 1))
-        differs = here if differs is None else pc.or_(differs, here)
-    chunks = differs.chunks if isinstance(differs, pa.ChunkedArray) else [differs]
-    return pa.chunked_array([pa.array([True]), *chunks], pa.bool_()).combine_chunks()
+    ordered = [column.take(order) for column in key_columns]
+    differs = [as_mask(pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))) for column in ordered if order]
+    return pa.array(np.append(True, np.logical_or.reduce(differs))[: len(order)], pa.bool_())

@@ -1,11 +1,11 @@
 """Streams of rows in key order: several merged into one, and one read up to a key."""
 
-import io
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
 from lakeupsert.rows.arrays import Rows
+from lakeupsert.rows.datafiles import to_bytes
 from lakeupsert.rows.rank import count_rows_up_to, sort_by_key
 
 RUN_ROWS = 1 << 16
@@ -49,10 +49,7 @@ def _next(stream: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
 
 def compress(rows: Rows, at_once: int = RUN_ROWS) -> bytes:
     """Rows as a compressed Arrow stream, to be read with `decompress`, so many ``at_once``."""
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_table(rows, max_chunksize=at_once)
-    return sink.getvalue()
+    return to_bytes(rows, pa.ipc.IpcWriteOptions(compression="lz4"), at_once)
 
 
 def decompress(data: bytes) -> Iterator[pa.RecordBatch]:
@@ -61,17 +58,11 @@ def decompress(data: bytes) -> Iterator[pa.RecordBatch]:
 
 
 class KeyOrdered:
-    """Rows in key order, read forward once.
+    """Rows in key order, read forward once. There is at least one table; the rows of a key may be in two."""
 
-    Args:
-        tables: the rows; the rows of a key may be in two tables.
-        schema: of the tables.
-    """
-
-    def __init__(self, tables: Iterator[Rows], schema: pa.Schema, key: Sequence[str]) -> None:
-        self.schema = schema
+    def __init__(self, tables: Iterator[Rows], key: Sequence[str]) -> None:
         self._tables, self._key = tables, key
-        self._held = schema.empty_table()
+        self._held = next(tables)
 
     def up_to(self, last: Sequence[pa.Scalar]) -> Rows:
         """The next rows whose key is not greater than ``last`` (one scalar per key column)."""

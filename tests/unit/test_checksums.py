@@ -77,11 +77,11 @@ def test_every_bit_of_a_small_file(folder: Path) -> None:
 
 
 def test_bits_of_a_file_that_is_read_in_parts(folder: Path) -> None:
-    """Of a file above TAIL_BYTES only what a reader needs is compared; what it gets is right."""
+    """Of a file above WHOLE_BYTES only what a reader needs is compared; what it gets is right."""
     rows = rows_of(200_000)
     store, file = written(folder, rows)
     size = (folder / NAME).stat().st_size
-    assert size > 4 * checksums.TAIL_BYTES
+    assert size > 2 * checksums.WHOLE_BYTES
     bits = random.Random(1).sample(range(size * 8), 15)
     found = outcomes(folder, store, file, rows, iter(bits))
     assert found["refused"] > 10
