@@ -185,14 +185,13 @@ class _Merge:
                     if not met.num_rows and not rules.judges_all:
                         out.live.write(stored)
                         continue
-                    # Only full extracts change keys that do not arrive.
-                    near = None if rules.judges_all else _find_near(stored, met, spec.stored_key)
-                    some = stored if near is None else stored.take(near)
-                    both = _concat([add_ranks(some, age=0, deleted=False), met])
-                    if near is None:
+                    if rules.judges_all:  # full extracts change keys that do not arrive
+                        both = _concat([add_ranks(stored, age=0, deleted=False), met])
                         self._write(out, rank(both, spec), again=settled)
-                    else:
-                        self._write(out, rank(both, spec, kept_rows=len(near)), Block(stored, near), again=settled)
+                        continue
+                    near = _find_near(stored, met, spec.stored_key)
+                    both = _concat([add_ranks(stored.take(near), age=0, deleted=False), met])
+                    self._write(out, rank(both, spec, kept_rows=len(near)), Block(stored, near), again=settled)
             for rows in rest.rest():
                 if settled:  # and accounted for
                     out.write(rules.resolve(one_per_key(rows)))
@@ -206,8 +205,7 @@ class _Merge:
         if not self._part_bits:
             return KeyOrdered(iter([self._settle(list(self._arriving()))]), key)
         runs = [compress(self._settle(part), RUN_ROWS >> self._part_bits) for part in self._parts()]
-        with pa.ipc.open_stream(runs[0]) as reader:
-            schema = reader.schema
+        schema = pa.ipc.open_stream(runs[0]).schema
         batches = in_key_order([decompress(run) for run in runs], key)
         return KeyOrdered(chain([schema.empty_table()], (pa.Table.from_batches([batch]) for batch in batches)), key)
 

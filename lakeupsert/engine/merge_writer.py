@@ -195,12 +195,14 @@ class MergeWriter:
 
 def _splice(block: Block, found: Resolved, rows: Rows, keys: Indices, key: Sequence[str]) -> Rows:
     """The block in key order, with ``rows`` of these ``keys``, by number, instead of its rows that are superseded."""
-    both = pa.concat_tables([block.rows, pa.Table.from_arrays(rows.columns, schema=block.rows.schema)]).combine_chunks()
-    gone, gone_keys = block.ranked[found.order[found.superseded]], found.keys[found.superseded]
-    places, new = np.arange(block.rows.num_rows), np.arange(block.rows.num_rows, both.num_rows)
-    updates, updated = np.isin(keys, gone_keys), np.isin(gone_keys, keys)
-    places[gone[updated]] = new[updates]
-    places = np.append(np.delete(places, gone[~updated]), new[~updates])
-    if not updates.all():
+    both = pa.concat_tables([block.rows, pa.Table.from_arrays(rows.columns, schema=block.rows.schema)])
+    place_of = np.full(len(found.winners), -1)
+    place_of[found.keys[found.superseded]] = gone = block.ranked[found.order[found.superseded]]
+    at, new = place_of[keys], np.arange(block.rows.num_rows, both.num_rows)
+    places = np.arange(block.rows.num_rows)
+    places[gone] = -1
+    places[at[at >= 0]] = new[at >= 0]
+    places = np.append(places[places >= 0], new[at < 0])
+    if (at < 0).any():  # keys are inserted
         places = places[sort_by_key(both.select(key).take(pa.array(places)), key)]
     return both.take(pa.array(places))
