@@ -36,14 +36,15 @@ from lakeupsert.landing.formats.blocks import (
 from lakeupsert.landing.formats.positions import AFTER_A_COMMIT, EVENT_TIMES, LOG_POSITION, NO_COMMIT, noted_positions
 from lakeupsert.landing.glimpse import preview
 from lakeupsert.landing.origins import Origins
+from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.landing.refusals import REFUSED_SCHEMA
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import EXPANSION, bytes_without_rows
 from lakeupsert.rows.digest import Digest
-from lakeupsert.rows.filewriter import Footer
+from lakeupsert.rows.filewriter import Footer, PackWriter
 from lakeupsert.rows.floor import PARTITION, is_among
 from lakeupsert.storage import NotFoundError, ObjectReader, ObjectStore
-from lakeupsert.table.layout import FileKind
+from lakeupsert.table.layout import FileKind, TableObjects, partition_scalars
 from lakeupsert.table.spec import FILE, TableSpec
 
 RANGE_BYTES = 64 << 20
@@ -95,10 +96,12 @@ class AppendJob:
     def spec(self) -> TableSpec:
         return self.rules.spec
 
-    def footer(self, kind: str, partition: str | None = None, bucket: int = 0) -> Footer:
-        bits = self.bits.get(partition, 0) if partition is not None else 0
-        renames = len(self.spec.renames) if partition is not None else 0
-        return Footer(self.spec.table_id, kind, self.batch_id, self.spec_version, partition, bucket, bits, renames)
+    def footer(self, kind: FileKind) -> Footer:
+        return Footer(self.spec.table_id, kind, self.batch_id, self.spec_version, renames=len(self.spec.renames))
+
+    def new_pack(self) -> PackWriter:
+        name, spec = TableObjects.new(self.pack, self.start), self.spec
+        return PackWriter(self.store, name, spec.pack_schema, self.footer("appended"), spec)
 
     def piece_bits(self, partition: str, rows: Rows) -> int:
         """Into how many pieces, 2^bits, to cut the rows of a range. Each reader of a piece reads what a file has beside its rows,
@@ -237,6 +240,15 @@ def ranked_rows(job: AppendJob, accepted: Rows, place: int) -> Rows:
     """Accepted rows of the file at this place in the batch, with the ranked schema and `PARTITION`."""
     file = pa.array(np.full(accepted.num_rows, place, np.int32))
     return accepted.append_column(FILE, file).select([*job.spec.ranked_schema.names, PARTITION])
+
+
+def with_partition(rows: Rows, spec: TableSpec, partition: str) -> Rows:
+    """``rows`` with the partition columns, as `TableSpec.pack_schema` has them. In `UNPLACED` they are null."""
+    values = {} if partition == UNPLACED else partition_scalars(spec, partition)
+    for column in (spec.schema.field(name) for name in spec.partition_by):
+        value = values.get(column.name, pa.scalar(None, column.type))
+        rows = rows.append_column(column, pa.repeat(value, rows.num_rows))
+    return rows
 
 
 def drop_left_out(job: AppendJob, rows: Rows) -> tuple[Rows, list[Written]]:

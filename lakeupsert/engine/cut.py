@@ -21,12 +21,12 @@ from lakeupsert.landing.adopted import ADOPTED_RANK, stream_adopted
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.buckets import cut_into_pieces
 from lakeupsert.rows.datafiles import stream_file
-from lakeupsert.rows.filewriter import Footer, Pack, write_in_pieces
+from lakeupsert.rows.filewriter import Footer, PackWriter
 from lakeupsert.rows.rank import sort_by_key
 from lakeupsert.rows.streams import compress, decompress
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.manifest import DataFile, Part
 from lakeupsert.table.spec import TableSpec
 
 HELD_BYTES = 256 << 20
@@ -139,9 +139,8 @@ class HeldPieces:
 
     def write(self, store: ObjectStore, name: str) -> DataFile:
         """Write what is held, and hold nothing any more."""
-        pieces = map(self._decompress, self._blocks)
-        with Pack(store, name) as pack:
-            file = write_in_pieces(pack, pieces, self._bits, self._schema, self._footer, self._spec)
+        with PackWriter(store, name, self._schema, self._footer, self._spec) as pack:
+            file = pack.write_file(map(self._decompress, self._blocks), Part(self._footer.bucket, self._footer.bits))
         self._clear()
         return file
 

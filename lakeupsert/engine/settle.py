@@ -10,18 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lakeupsert.engine.batch import AppendJob
+from lakeupsert.engine.batch import AppendJob, with_partition
 from lakeupsert.engine.misplaced import count_misplaced
 from lakeupsert.engine.reports import Report, Written
 from lakeupsert.rows.arrays import Hashes, Indices, Rows
 from lakeupsert.rows.buckets import buckets, cut_by_number, cut_into_pieces, key_hashes
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.digest import digest_text, hashed_columns, row_hashes
-from lakeupsert.rows.filewriter import Pack, write_in_pieces, write_to_pack
 from lakeupsert.rows.floor import PARTITION, greatest_floor
 from lakeupsert.rows.rank import sort_by_rank
-from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.manifest import DataFile, Part
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 EARLY_SHARE = 1 / 3
@@ -221,16 +219,13 @@ def _write(job: AppendJob, rows: Rows) -> dict[str, list[DataFile]]:
     """Write rows, sorted by partition and key, as one object. Returns the files in it by partition."""
     files: defaultdict[str, list[DataFile]] = defaultdict(list)
     ranges = _range_numbers(job, rows)
-    with Pack(job.store, TableObjects.new(job.pack, job.start)) as pack:
+    with job.new_pack() as pack:
         for number, of_range in cut_by_number(rows, ranges.numbers):
             partition, bucket = ranges.partitions[number >> ranges.bits], number & ((1 << ranges.bits) - 1)
-            footer = job.footer("appended", partition, bucket)
-            schema = job.spec.ranked_schema
-            if bits := job.piece_bits(partition, of_range):
-                pieces = cut_into_pieces(of_range, footer, bits, job.spec)
-                files[partition].append(write_in_pieces(pack, pieces, bits, schema, footer, job.spec))
-            else:
-                files[partition] += write_to_pack(pack, of_range, schema, footer, job.spec)
+            of = Part(bucket, job.bits.get(partition, 0))
+            bits = job.piece_bits(partition, of_range)
+            pieces = cut_into_pieces(of_range, of, bits, job.spec) if bits else [of_range]
+            files[partition].append(pack.write_file([with_partition(p, job.spec, partition) for p in pieces], of))
     return files
 
 

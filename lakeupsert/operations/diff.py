@@ -171,7 +171,7 @@ def _diff_partition(
 
 def _without_shared(views: Views, files: Sequence[Sequence[ViewFile]]) -> tuple[list[ViewFile], list[ViewFile]]:
     """The files of both views without rows that both show: a file never changes, only which of its rows are superseded."""
-    by_place = [{(file.name, file.file.at): file for file in of} for of in files]
+    by_place = [{file.file.place: file for file in of} for of in files]
     own: tuple[list[ViewFile], list[ViewFile]] = ([], [])
     for here, there in ((0, 1), (1, 0)):
         for place, file in by_place[here].items():

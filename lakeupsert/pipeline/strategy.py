@@ -55,12 +55,10 @@ shrank stay apart. Less: the next nights split again what was joined."""
 
 @dataclass(frozen=True)
 class Incoming:
-    """What arrives for a bucket or a partition: compressed bytes, rows, and how many files. Of a file for several buckets, each
-    counts its part."""
+    """What arrives for a bucket or a partition: compressed bytes and rows. A file for several buckets counts in parts."""
 
     bytes: float
     rows: float
-    files: float = 0
 
     def as_whole_rows(self, bucket: BucketEntry) -> "Incoming":
         """These rows, which may have some of the columns only, counted as the whole rows that are written."""
@@ -119,7 +117,7 @@ class SplitRule:
 
     def _extra_bits(self, bucket: BucketEntry, incoming: Incoming, bucket_bytes: int) -> int:
         stored = sum(max(0, f.bytes - self.file_bytes) * f.live / max(1, f.rows) for f in bucket.data)
-        size = stored + max(0.0, incoming.bytes - incoming.files * self.file_bytes)
+        size = stored + incoming.bytes
         if size <= bucket_bytes:
             return 0
         wanted = ceil(log2(size / max(bucket_bytes, self.file_bytes)))

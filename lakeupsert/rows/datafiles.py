@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.rows import packs
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.checksums import CheckedBytes, CheckedFile, open_checked
 from lakeupsert.rows.convert import convert_in_steps
@@ -19,7 +20,7 @@ from lakeupsert.rows.vectors import deleted_positions, drop_deleted
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
 from lakeupsert.table import metadata
 from lakeupsert.table.layout import HOME, STATEMENT_ROWS, partition_of, rebuild_command
-from lakeupsert.table.manifest import DataFile, TombstoneFile
+from lakeupsert.table.manifest import DataFile, PieceEnd, TombstoneFile
 from lakeupsert.table.spec import BATCH, DELETE_FLAG, TableSpec
 from lakeupsert.table.types import leaves
 
@@ -106,52 +107,73 @@ def _decode_file(
     if isinstance(file, TombstoneFile) and file.inline:
         yield 0, from_bytes(file.inline)
         return
-    part = None if file.at is None else (file.at, file.bytes)
-    if not file.pieces:
-        with open_object(store, file.name, part) as source:
-            yield from _decode(source, columns, near)
-        return
+    if file.row is not None:
+        with explain_damage(store, file.name):
+            yield from _decode(*packs.open_file(store, file), columns, near)
+    elif file.at is not None:
+        with explain_damage(store, file.name):
+            yield from _decode_pieces(pa.py_buffer(store.get(file.name, (file.at, file.bytes))), file, columns, near)
+    else:
+        with open_object(store, file.name) as source:
+            yield from _decode_whole(source, columns, near)
+
+
+def _decode_pieces(
+    data: pa.Buffer, file: DataFile, columns: list[str], near: Near | None
+) -> Iterator[tuple[int, Rows]]:
+    """The rows of a file in a pack of format 1, which is one Parquet file or one for each piece."""
     first = at = 0
-    with explain_damage(store, file.name):
-        data = pa.py_buffer(store.get(file.name, part))  # all pieces by one request
-        for end in file.pieces:
-            if end.bytes > at:
-                source = open_checked(pa.BufferReader(data.slice(at, end.bytes - at)), file.name)
-                yield from ((first + place, rows) for place, rows in _decode(source, columns, near))
-            first, at = end.rows, end.bytes
+    for end in file.pieces or (PieceEnd(file.rows, file.bytes),):
+        if end.bytes > at:
+            piece = open_checked(pa.BufferReader(data.slice(at, end.bytes - at)), file.name)
+            yield from ((first + place, rows) for place, rows in _decode_whole(piece, columns, near))
+        first, at = end.rows, end.bytes
 
 
-def _decode(source: pa.NativeFile, columns: list[str], near: Near | None) -> Iterator[tuple[int, Rows]]:
+def _decode_whole(source: pa.NativeFile, columns: list[str], near: Near | None) -> Iterator[tuple[int, Rows]]:
     """The rows of one Parquet file."""
     with pq.ParquetFile(
         source,
-        # Adopted files may have INT96. Pre-buffering reads a row group in one request to an object store; local files need none.
+        # Adopted files may have INT96.
         coerce_int96_timestamp_unit="us",
+        # It reads a row group in one request to an object store; local files need none.
         pre_buffer=not isinstance(getattr(source, "source", source), pa.OSFile | pa.BufferReader),
         page_checksum_verification=not isinstance(source, CheckedBytes | CheckedFile),
     ) as parquet:
-        # With few rows, examining the columns one by one takes longer than reading them.
-        few = parquet.metadata.num_rows <= FEW_ROWS
-        rows, runs = (FEW_ROWS, [(0, None)]) if few else _runs(parquet.metadata, columns, near)
-        for at, run in runs:
-            for batch in parquet.iter_batches(batch_size=rows, row_groups=run, columns=columns, use_threads=False):
-                yield at, pa.Table.from_batches([batch])
-                at += batch.num_rows
+        yield from _decode(parquet, range(parquet.num_row_groups), columns, near)
 
 
-def _runs(metadata: pq.FileMetaData, columns: list[str], near: Near | None) -> tuple[int, list[tuple[int, list[int]]]]:
-    """How many rows of these columns to read at once; runs of consecutive row groups, each with its first row."""
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+def _decode(
+    parquet: pq.ParquetFile, groups: range, columns: list[str], near: Near | None
+) -> Iterator[tuple[int, Rows]]:
+    """The rows of some consecutive row groups."""
+    chosen = [parquet.metadata.row_group(number) for number in groups]
+    # With few rows, examining the columns one by one takes longer than reading them.
+    few = sum(group.num_rows for group in chosen) <= FEW_ROWS
+    rows, runs = (FEW_ROWS, [(0, list(groups))]) if few else _runs(chosen, groups.start, columns, near)
+    for at, run in runs:
+        for batch in parquet.iter_batches(batch_size=rows, row_groups=run, columns=columns, use_threads=False):
+            yield at, pa.Table.from_batches([batch])
+            at += batch.num_rows
+
+
+def _runs(
+    groups: list[pq.RowGroupMetaData], first: int, columns: list[str], near: Near | None
+) -> tuple[int, list[tuple[int, list[int]]]]:
+    """How many rows of these columns to read at once; runs of consecutive row groups, each with its first row.
+
+    ``first``: the number of the first one in its object.
+    """
     total = max(1, sum(g.total_byte_size for g in groups))
     # True of most files in most nights. Examining their columns takes longer than reading them.
     read = total if len(groups) == 1 and total <= ROW_GROUP_BYTES else max(1, _bytes_of(groups, set(columns)))
-    rows = max(1024, ROW_GROUP_BYTES * metadata.num_rows // read)
+    rows = max(1024, ROW_GROUP_BYTES * sum(g.num_rows for g in groups) // read)
     # Repeated text is small in the file and large in memory. Our own row groups were cut by their size in memory.
     rows = min(rows, max((g.num_rows for g in groups), default=1) * total // read)
     begins = [0, *itertools.accumulate(g.num_rows for g in groups)]
     wanted = [i for i, group in enumerate(groups) if all(_may_hold(group, *one) for one in (near or {}).items())]
     runs = [[i for _, i in run] for _, run in itertools.groupby(enumerate(wanted), lambda pair: pair[1] - pair[0])]
-    return rows, [(begins[run[0]], run) for run in runs]
+    return rows, [(begins[run[0]], [first + i for i in run]) for run in runs]
 
 
 def _bytes_of(groups: list[pq.RowGroupMetaData], columns: set[str]) -> int:
@@ -175,22 +197,16 @@ def _may_hold(group: pq.RowGroupMetaData, name: str, values: pa.Array | slice) -
 
 
 @contextmanager
-def open_object(
-    store: ObjectStore, name: str, part: tuple[int, int] | None = None, partition: str | None = None
-) -> Iterator[pa.NativeFile]:
+def open_object(store: ObjectStore, name: str, partition: str | None = None) -> Iterator[pa.NativeFile]:
     """Open one of our objects for reading.
 
     Args:
-        part: where the file begins in the object, and how many bytes it has; None: the whole object.
-        partition: the partition to name in an error; None: the one whose folder holds the object.
+        partition: the one to name in an error; None: the one whose folder holds the object.
     Raises:
         DamagedTableError: the object is missing or not Parquet.
         StoreUnavailableError: the disk or mount failed.
     """
-    with (
-        explain_damage(store, name, partition),
-        store.open(name) if part is None else pa.BufferReader(store.get(name, part)) as source,
-    ):
+    with explain_damage(store, name, partition), store.open(name) as source:
         yield open_checked(source, name)
 
 

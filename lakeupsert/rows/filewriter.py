@@ -1,12 +1,12 @@
-"""Writes the Parquet files of a table, with field ids and footer keys: each an object, or many small ones in one object."""
+"""Writes the Parquet files of a table, with field ids and footer keys."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from math import ceil
 from types import MappingProxyType, TracebackType
+from typing import Self
 
 import msgspec
 import pyarrow as pa
@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 
 from lakeupsert.rows import datafiles
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.checksums import ChecksumSink
+from lakeupsert.rows.checksums import BLOCKS, GROUPS, MAGIC, ChecksumSink
 from lakeupsert.rows.statistics import StatisticsColumn, statistics_of
 from lakeupsert.storage import ObjectStore
-from lakeupsert.table.manifest import DataFile, PieceEnd
+from lakeupsert.table.manifest import Bucketed, DataFile, PieceEnd
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import leaves
 
@@ -64,35 +64,6 @@ class Footer:
         return {FOOTER + k: v for k, v in values.items() if v is not None}
 
 
-class Pack:
-    """An object that holds many small files, each a complete Parquet file. (Every object costs a put, on a disk a sync.)
-
-    A `DataFileWriter` writes to it as to a store. The object appears in its own store when the block ends.
-    """
-
-    def __init__(self, store: ObjectStore, name: str) -> None:
-        self.name = name
-        self.bytes = 0
-        self._object = store.write(name)
-
-    def __enter__(self) -> "Pack":
-        self._sink = self._object.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._object.__exit__(kind, error, trace)
-
-    @contextmanager
-    def write(self, name: str) -> Iterator[pa.NativeFile]:
-        buffer = pa.BufferOutputStream()
-        yield buffer
-        file = buffer.getvalue()
-        self._sink.write(file)
-        self.bytes += file.size
-
-
 @dataclass(frozen=True)
 class _OpenFile:
     """A file that is being written: the object in the store (``stack`` closes it), its checksums, a buffer, Arrow's writer, and
@@ -117,9 +88,11 @@ class DataFileWriter:
         statistics: the columns that `DataFile.statistics` is to have.
     """
 
+    _checksums = BLOCKS
+
     def __init__(
         self,
-        store: ObjectStore | Pack,
+        store: ObjectStore,
         new_name: Callable[[], str],
         schema: pa.Schema,
         footer: Footer,
@@ -142,7 +115,7 @@ class DataFileWriter:
         self._open: _OpenFile | None = None
         self._rows = 0
 
-    def __enter__(self) -> "DataFileWriter":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -161,14 +134,24 @@ class DataFileWriter:
 
     def write(self, rows: Rows) -> None:
         """Add rows. Columns that the file does not have are ignored. Rows are written when a row group is full."""
+        self._hold(rows)
+        if self._held_bytes >= datafiles.ROW_GROUP_BYTES:
+            self._flush()
+            if self._row_group_bytes >= FILE_BYTES:
+                self._close()
+
+    def _hold(self, rows: Rows) -> None:
         if rows.num_rows == 0:
             return
         columns = [rows.column(name) for name in self.schema.names]
         rows = pa.Table.from_arrays(columns, schema=self._written)
         self._held.append(rows)
         self._held_bytes += rows.nbytes
-        if self._held_bytes >= datafiles.ROW_GROUP_BYTES:
-            self._flush()
+
+    @property
+    def _row_group_bytes(self) -> int:
+        """Of the open file, so far."""
+        return int(self._open.sink.tell()) if self._open else len(MAGIC)
 
     def _flush(self) -> None:
         if not self._held:
@@ -177,15 +160,18 @@ class DataFileWriter:
         self._held, self._held_bytes = [], 0
         here = self._open or self._begin(table)
         groups = max(1, ceil(table.num_rows / ROW_GROUP_ROWS), ceil(table.nbytes / datafiles.ROW_GROUP_BYTES))
-        here.writer.write_table(table, row_group_size=ceil(table.num_rows / groups))
+        rows = ceil(table.num_rows / groups)
+        for begin in range(0, table.num_rows, rows):
+            here.writer.write_table(table.slice(begin, rows), row_group_size=rows)
+            if self._checksums == GROUPS:
+                here.sink.flush()
+                here.checksums.end_group()
         self._rows += table.num_rows
-        if here.sink.tell() >= FILE_BYTES:
-            self._close()
 
     def _begin(self, first: Rows) -> _OpenFile:
         name = self._new_name()
         stack = ExitStack()
-        checksums = ChecksumSink(stack.enter_context(self._store.write(name)))
+        checksums = ChecksumSink(stack.enter_context(self._store.write(name)), self._checksums)
         sink = pa.BufferedOutputStream(pa.PythonFile(checksums, "w"), BUFFER_BYTES)
         schema = self._written.with_metadata(self._footer.metadata(name))
         footers: list[pq.FileMetaData] = []
@@ -224,38 +210,37 @@ class DataFileWriter:
         self._rows = 0
 
 
-def write_to_pack(pack: Pack, rows: Rows, schema: pa.Schema, footer: Footer, spec: TableSpec) -> list[DataFile]:
-    """Write ``rows``, in key order, to one file in the pack, or to several if there are many rows."""
-    at = pack.bytes
-    with DataFileWriter(pack, lambda: pack.name, schema, footer, spec.stored_key, spec.names_written) as out:
-        out.write(rows)
-    begins = accumulate((file.bytes for file in out.files), initial=at)
-    return [msgspec.structs.replace(file, at=begin) for file, begin in zip(out.files, begins, strict=False)]
+class PackWriter(DataFileWriter):
+    """Writes one pack: a file with the rows of many small files. (Every object costs a put, on a disk a sync.)"""
 
+    _checksums = GROUPS
 
-def write_in_pieces(
-    pack: Pack, pieces: Iterable[Rows], bits: int, schema: pa.Schema, footer: Footer, spec: TableSpec
-) -> DataFile:
-    """Write 2^``bits`` tables to one file in the pack: the parts of the footer's bucket, in their order."""
-    at, count = pack.bytes, 0
-    ends: list[PieceEnd] = []
-    for number, rows in enumerate(pieces, footer.bucket << bits):
-        of_piece = replace(footer, bucket=number, bits=footer.bits + bits)
-        files = write_to_pack(pack, rows, schema, of_piece, spec)
-        if len(files) > 1:
-            raise ValueError(f"{rows.num_rows} rows do not fit into one piece")
-        count += sum(file.rows for file in files)
-        ends.append(PieceEnd(count, pack.bytes - at))
-    return DataFile(
-        name=pack.name,
-        rows=count,
-        bytes=pack.bytes - at,
-        at=at,
-        bucket=footer.bucket,
-        bits=footer.bits,
-        renames=footer.renames,
-        pieces=tuple(ends) if bits else (),
-    )
+    def __init__(self, store: ObjectStore, name: str, schema: pa.Schema, footer: Footer, spec: TableSpec) -> None:
+        super().__init__(store, lambda: name, schema, footer, spec.stored_key, spec.names_written)
+
+    def write_file(self, pieces: Iterable[Rows], of: Bucketed) -> DataFile:
+        """Write rows as whole row groups, and return the file that they are.
+
+        Args:
+            pieces: the rows, or 2^n tables: those of each of the 2^n parts of the bucket ``of``.
+        """
+        rows, begin = self._rows, self._row_group_bytes
+        ends: list[PieceEnd] = []
+        for piece in pieces:
+            self._hold(piece)
+            self._flush()
+            ends.append(PieceEnd(self._rows - rows, self._row_group_bytes - begin))
+        assert self._open is not None, "a file has rows"
+        return DataFile(
+            name=self._open.name,
+            row=rows,
+            rows=ends[-1].rows,
+            bytes=ends[-1].bytes,
+            bucket=of.bucket,
+            bits=of.bits,
+            renames=self._footer.renames,
+            pieces=tuple(ends) if len(ends) > 1 else (),
+        )
 
 
 def _dictionary_columns(first: Rows) -> list[str] | bool:

@@ -25,7 +25,7 @@ from lakeupsert.retries import CHAIN_ATTEMPTS, LOST_PAUSE_SECONDS, SEND_PAUSE_SE
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table import metadata
 
-FORMAT = 1
+FORMAT = 2
 """The format version of every object that this lakeupsert writes. It refuses a higher one."""
 
 LARGEST = 10**20 - 1
@@ -310,7 +310,7 @@ def refuse_newer(where: str, format_: int, requires: Sequence[str] = ()) -> None
         features = f" and requires {', '.join(requires)}" if requires else ""
         raise ConfigurationError(
             "newer-format",
-            f"{where} has format {format_}{features}; this lakeupsert reads format {FORMAT}.",
+            f"{where} has format {format_}{features}; this lakeupsert reads format {FORMAT} and older.",
             next="upgrade lakeupsert on this machine (pip install --upgrade lakeupsert)",
         )
 

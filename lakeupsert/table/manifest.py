@@ -32,6 +32,10 @@ class Part:
     bits: int
 
 
+WHOLE = Part(0, 0)
+"""A partition that is one bucket."""
+
+
 def share(of: Bucketed, within: Bucketed) -> float:
     """The share of the keys of bucket ``of`` that are in ``within``: 0, 1, or a fraction if ``within`` is a part of it."""
     finer = within.bits - of.bits
@@ -69,8 +73,7 @@ class DeletionVector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class PieceEnd(msgspec.Struct, frozen=True, array_like=True):
-    """Where one of the Parquet files ends that a data file in pieces consists of: how many rows and bytes the data file has up to
-    there. A piece without rows has no Parquet file and no bytes."""
+    """Where a piece of a data file ends: how many rows and compressed bytes the file has up to there."""
 
     rows: int
     bytes: int
@@ -98,11 +101,14 @@ class ColumnStatistics(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An immutable Parquet file, or several in one object, one behind the other.
+    """An immutable Parquet file, or some row groups of one that is a pack.
 
     Attributes:
         name: the object's, relative to the table.
-        at: where the file begins in an object with several files, of which it takes ``bytes``; None: it is the whole object.
+        row: of a file in a pack, how many rows of the pack come before it; ``bytes`` are those of its row groups. None: it is the
+            whole object.
+        at: of a file in a pack of format 1, at which byte it begins. Such a pack has one or more Parquet files, one behind the
+            other: the file, or each of its pieces.
         pieces: the n-th of 2^i pieces has the rows of the n-th of 2^i parts of the bucket, so that a merge of few buckets reads
             only its own; empty: the file is one piece. Rows are in key order within a piece.
         deleted: the superseded rows; None: all rows are live.
@@ -116,6 +122,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rows: int
     bytes: int
     at: int | None = None
+    row: int | None = None
     deleted: DeletionVector | None = None
     bucket: int = 0
     bits: int = 0
@@ -129,14 +136,14 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.rows - (self.deleted.rows if self.deleted else 0)
 
     @property
+    def place(self) -> tuple[str, int]:
+        """The object, and where it begins there; no two files of a table have one place."""
+        return self.name, self.row or self.at or 0
+
+    @property
     def objects(self) -> list[str]:
         """The objects that it needs in the store."""
         return [name for name in (self.name, self.deleted.name if self.deleted else "") if name]
-
-    @property
-    def files(self) -> int:
-        """How many Parquet files it consists of."""
-        return len({piece.rows for piece in self.pieces} - {0}) or 1
 
     def within(self, of: Bucketed) -> "DataFile":
         """The smallest part of the file that has all its rows with keys in a bucket. A deletion vector counts the rows of all
@@ -152,7 +159,8 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         own = tuple(PieceEnd(end.rows - begin.rows, end.bytes - begin.bytes) for end in ends)
         return msgspec.structs.replace(
             self,
-            at=(self.at or 0) + begin.bytes,
+            at=None if self.at is None else self.at + begin.bytes,
+            row=None if self.row is None else self.row + begin.rows,
             rows=own[-1].rows,
             bytes=own[-1].bytes,
             bucket=(self.bucket << bits) + number,

@@ -284,6 +284,11 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return pa.schema([*self.appended_schema, *place])
 
     @cached_property
+    def pack_schema(self) -> pa.Schema:
+        """A pack of appended files: `ranked_schema`, and the partition columns, so that an engine can scan the whole pack."""
+        return pa.schema([*self.ranked_schema, *(self.schema.field(name) for name in self.partition_by)])
+
+    @cached_property
     def arriving_schema(self) -> pa.Schema:
         """Appended files as a merge reads them: `ranked_schema` and all columns of base files."""
         return pa.unify_schemas([self.ranked_schema, self.base_schema])

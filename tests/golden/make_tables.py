@@ -2,9 +2,9 @@
 
     PYTHONPATH=CHECKOUT python tests/golden/make_tables.py FOLDER
 
-CHECKOUT is a clone of the release that writes: the first commit with ADR 0051 wrote those in `tables/`. They were made anew
-there, once: before the first release the stored format was broken on purpose. No later change may break it, so never write one
-of them again: add a new one beside it. Each table becomes one archive: `lake/landing`, `lake/processed`, `later.jsonl` (the files
+CHECKOUT is a clone of the release that writes: the first commit with ADR 0051 wrote those in `tables/`, and one of that format
+`appended`. The first commit with format 2 (ADR 0053) wrote `appended_2`. No later change may break them, so never write one of
+them again: add a new one beside it. Each table becomes one archive: `lake/landing`, `lake/processed`, `later.jsonl` (the files
 of one more night), `expected.json` (what readers saw before and after that night) and `README` (this promise).
 `tests/integration/test_golden_tables.py` reads, merges, compacts and vacuums them.
 """
@@ -31,11 +31,12 @@ Every later lakeupsert reads, merges, compacts and vacuums this table, and shows
 
 @dataclass(frozen=True)
 class Case:
-    """Settings of a table; ``prepare`` runs before its first night, ``change`` after its third."""
+    """Settings of a table; ``prepare`` runs before its first night, ``change`` after its third, ``leave`` at the end."""
 
     settings: Mapping[str, object] = field(default_factory=dict)
     prepare: Callable[[Lake], object] = lambda lake: None
     change: Callable[[Lake], object] = lambda lake: None
+    leave: Callable[[Lake], object] = lambda lake: None
 
 
 def adopt(lake: Lake) -> None:
@@ -47,6 +48,12 @@ def restore(lake: Lake) -> None:
     lake.table.restore(lake.table.snapshots()[1].number, dry=False)
     lake.table.dedupe()
     lake.table.publish()
+
+
+def append(lake: Lake) -> None:
+    """A batch that nobody has merged, with so many rows that its files are in pieces."""
+    lake.land("pending.jsonl", [row(f"k{i:04}", i % DAYS, NIGHTS, i) for i in range(4000)])
+    lake.table.append()
 
 
 CASES = {
@@ -63,6 +70,8 @@ CASES = {
     "hashed": Case({"partition_by": ("d", "bucket(3, k)"), "strategy": "delta"}),
     "versions": Case({"versions": True, "strategy": "delta"}, prepare=adopt),
     "floors": Case({"tombstone_retention": "0s", "strategy": "rewrite"}),
+    "appended": Case({"strategy": "delta", "bucket": "2KB"}, leave=append),
+    "appended_2": Case({"strategy": "delta", "bucket": "2KB"}, leave=append),
 }
 
 
@@ -114,6 +123,7 @@ def make(name: str, case: Case, target: Path) -> None:
             lake.run()
             if number == 3:
                 case.change(lake)
+        case.leave(lake)
         expected = {"before": read(lake)}
         lake.table.close()
         shutil.copytree(root, Path(folder) / "kept" / "lake")

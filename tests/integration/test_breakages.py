@@ -28,6 +28,7 @@ from click.testing import CliRunner, Result
 
 from lakeupsert import Table, clock, sparkenv
 from lakeupsert.cli import main
+from tests.harness.damage import damage
 
 ON_HOST = ("--host", "local")
 LOCAL = (*ON_HOST, "--workers", "1")
@@ -260,9 +261,8 @@ def test_poison_partition(lake: Path) -> None:
     with contextlib.closing(Table.open("lakeupsert.toml")) as table:
         [link] = table.objects.ledger.between(2, 3)
     [file] = link.body.touched[DAMAGED].files
-    pack, at = Path("processed", file.name), file.at or 0
-    data = pack.read_bytes()
-    pack.write_bytes(data[:at] + flipped(data[at : at + file.bytes]) + data[at + file.bytes :])
+    pack = Path("processed", file.name)
+    damage(Path("processed"), file)
     before = done("export", "--output", "before.csv")
     advice = refused("run", *LOCAL, code="failed-partitions", exits=1, names=(DAMAGED, pack.name, "hold"))
     assert done("export", "--output", "after.csv").split(" to ")[0] == before.split(" to ")[0]

@@ -79,7 +79,7 @@ def test_a_partition_is_split_where_it_outgrows_a_bucket(
 @made_once
 def appended(folder: Path) -> Lake:
     """A partition of several buckets; a night for it is appended."""
-    lake = Lake(folder, bucket="12KiB")
+    lake = Lake(folder, bucket="8KiB")
     lake.land("0.jsonl", [row(f"k{i:05}", 0, 10, i) for i in range(ROWS)])
     with pytest.MonkeyPatch.context() as patch:
         split_tiny_files(patch)

@@ -24,6 +24,7 @@ from lakeupsert import Table, __version__, sparkenv
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.pipeline.append import append
+from tests.harness.damage import damage
 from tests.harness.processes import wait_until
 
 PROGRAM = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]
@@ -495,14 +496,7 @@ def damage_appended(partition: str) -> Callable[[], None]:
         last = table.objects.ledger.head()
     assert last
     [file] = last.body.touched[partition].files
-    path = Path("processed/sales") / file.name
-    good = path.read_bytes()
-    path.write_bytes(good[: file.at] + b"\0" * file.bytes + good[file.at + file.bytes :])
-
-    def mend() -> None:
-        path.write_bytes(good)
-
-    return mend
+    return damage(Path("processed/sales"), file)
 
 
 def test_failed_partition_holds_the_night_back_until_it_is_mended(broken: Callable[[], None]) -> None:

@@ -23,6 +23,7 @@ from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.standing import is_merged, unpublished_up_to
 from lakeupsert.queue import Message, QueueStats, WorkQueue
+from tests.harness.damage import damage
 from tests.harness.faults import Fault, Points
 from tests.harness.lake import Lake, row
 from tests.harness.model import Row, Rules, expected
@@ -619,15 +620,9 @@ def damaged(lake: Lake, batch: int, *of: int, cut: int = 0) -> Iterator[Path]:
     """In the block, the rows that ``batch`` brought for these days are not readable, but for the first ``cut`` bytes."""
     entry = dict(lake.entries())[batch]
     files = [f for day in of for f in entry.touched[name_of(day)].files]
-    [name] = {f.name for f in files}
-    path = lake.root / "processed" / name
-    healthy = path.read_bytes()
-    bad = bytearray(healthy)
-    for f in files:
-        bad[f.at + cut : f.at + f.bytes] = b"\0" * (f.bytes - cut)
-    path.write_bytes(bad)
-    yield path
-    path.write_bytes(healthy)
+    mend = damage(lake.root / "processed", *files, cut=cut)
+    yield lake.root / "processed" / files[0].name
+    mend()
 
 
 def mark(lake: Lake, day: int) -> Any:

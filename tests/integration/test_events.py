@@ -34,6 +34,7 @@ from lakeupsert.pipeline.workers.worker import drain
 from lakeupsert.queue import Message, QueueStats
 from lakeupsert.report.totals import MergeTotals
 from lakeupsert.table.ledger import LedgerEntry
+from tests.harness.damage import damage
 from tests.harness.lake import Lake, row
 from tests.harness.processes import PATIENCE_SECONDS, wait_until
 
@@ -64,9 +65,7 @@ def of_kind(lines: list[Any], kind: str) -> list[Any]:
 def damage_last_batch(lake: Lake, partition: str) -> None:
     _, entry = lake.entries()[-1]
     [file] = entry.touched[partition].files
-    path = Path(lake.settings.processed) / file.name
-    data = path.read_bytes()
-    path.write_bytes(data[: file.at] + b"\0" * file.bytes + data[(file.at or 0) + file.bytes :])
+    damage(Path(lake.settings.processed), file)
 
 
 # ---------------------------------------------------------------- lines

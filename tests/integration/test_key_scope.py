@@ -612,7 +612,7 @@ def test_spec_that_requires_what_is_not_known_is_refused(lake: Lake) -> None:
     lake.reopen()
     for use in (lake.rows, lambda: lake.table.append(host="local"), lambda: lake.table.status()):
         with pytest.raises(
-            ConfigurationError, match="has format 1 and requires geometry; this lakeupsert reads format 1"
+            ConfigurationError, match="has format 2 and requires geometry; this lakeupsert reads format 2 and older"
         ) as e:
             use()
         assert e.value.code == "newer-format"

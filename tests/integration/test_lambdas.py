@@ -29,6 +29,7 @@ from lakeupsert.pipeline.workers import worker
 from lakeupsert.queue import Message, QueueStats, SqsQueue
 from lakeupsert.storage import s3
 from lambdas.append_nightly.night import ATTEMPTS
+from tests.harness.damage import damage
 from tests.harness.lake import Lake, row
 from tests.harness.processes import PATIENCE_SECONDS, wait_until
 from tests.harness.proxy import Rule, fault_proxy, refuse
@@ -414,10 +415,7 @@ def test_poison_partition_is_given_back_alone_and_buried_at_its_last_try(
     [*_, (_, entry)] = appended.entries()
     poison, touched = next(iter(entry.touched.items()))
     assert versitygw.root is not None
-    path = versitygw.root / appended.settings.processed.removeprefix("s3://") / touched.files[0].name
-    good = path.read_bytes()
-    at, size = touched.files[0].at, touched.files[0].bytes
-    path.write_bytes(good[:at] + bytes(size) + good[at + size :])
+    mend = damage(versitygw.root / appended.settings.processed.removeprefix("s3://"), touched.files[0])
     given_back = []
     while event := receive(appended):
         given_back += settle(appended, event, invoke("dedupe_worker", event))
@@ -428,7 +426,7 @@ def test_poison_partition_is_given_back_alone_and_buried_at_its_last_try(
     assert sum(head.body.merged for head in heads(appended).values()) == len(entry.touched) - 1
     told = invoke("reconcile", {})
     assert (told["waiting"], told["failed"], told["queued"]) == (12, 1, 0)
-    path.write_bytes(good)
+    mend()
     appended.table.redrive()
     told = invoke("reconcile", {})
     assert (told["waiting"], told["failed"], told["queued"]) == (12, 1, 1)

@@ -225,7 +225,7 @@ def test_damage_in_a_table_that_stands_still_is_told_at_once(lake: Lake) -> None
     with pytest.raises(DamagedTableError):
         lake.rows("latest")
     pack = lake.entries()[-1][1].touched[FIRST].files[0].name
-    assert lake.points.seen.count(f"get {pack}") == 1
+    assert lake.points.seen.count(f"open {pack}") == 1
 
 
 def test_view_shows_what_it_began_with_to_the_end(lake: Lake) -> None:
@@ -267,9 +267,9 @@ def test_filter_merges_only_the_partitions_it_needs(lake: Lake) -> None:
     lake.points.seen = []
     found = lake.table.to_arrow("latest", where="d = '2020-01-04' AND v = 2").read_all().to_pylist()
     assert found == [r for r in lake.expected(2) if r["d"] == date(2020, 1, 4)]
-    assert [name for name in lake.points.seen if name.endswith(".pack")] == [
-        f"get {lake.entries()[2][1].touched['d=2020-01-04'].files[0].name}"
-    ]
+    [file] = lake.entries()[2][1].touched["d=2020-01-04"].files
+    parts = [name for name in lake.points.seen if name.endswith(".pack")]
+    assert parts == [f"open {file.name}", f"get {file.name}"]
 
 
 def test_nothing_in_the_table_changes_and_temporary_files_go_with_their_reader(lake: Lake, temporary: Path) -> None:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from lakeupsert.cli import main
 from lakeupsert.queue import Message, QueueStats
+from tests.harness.damage import damage
 from tests.harness.lake import Lake, row
 
 PARTITIONS = ["d=2020-01-01", "d=2020-01-02", "d=2020-01-03"]
@@ -32,16 +33,11 @@ def mend(lake: Lake) -> Callable[[], None]:
     """The first two partitions failed, and were buried; call it to mend them."""
     [*_, (_, entry)] = lake.entries()
     files = [entry.touched[p].files[0] for p in PARTITIONS[:2]]
-    path = lake.root / "processed" / files[0].name
-    good = path.read_bytes()
-    bad = bytearray(good)
-    for file in files:
-        bad[file.at : file.at + file.bytes] = bytes(file.bytes)
-    path.write_bytes(bad)
+    heal = damage(lake.root / "processed", *files)
     lake.table.dedupe()
 
     def mended() -> None:
-        path.write_bytes(good)
+        heal()
 
     return mended
 

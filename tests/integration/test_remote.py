@@ -75,7 +75,11 @@ def test_night_keeps_to_its_budget_of_requests(lake: Lake) -> None:
     }
     assert requests_of(lake, lambda: lake.table.dedupe()) == {
         "list": spec + snapshot + touched,
-        "get": spec + snapshot + batch + old + (touched + old),  # heads; appended rows and base files, a row group each
+        "get": spec
+        + snapshot
+        + batch
+        + old
+        + (1 + old),  # heads; the batch's pack, which is small, and base files of a row group
         "head": probe,
         "put": touched,
         "create": touched + probe,

@@ -17,6 +17,7 @@ from lakeupsert import Table, clock
 from lakeupsert.cli import main
 from lakeupsert.queue import Message, QueueStats
 from tests.harness import servers
+from tests.harness.damage import damage as damage_files
 from tests.harness.lake import Lake, row
 from tests.harness.processes import wait_until
 from tests.harness.servers import Server, new_queue
@@ -78,13 +79,7 @@ def queue(lake: Lake) -> Any:
 def damage(lake: Lake, partition: str) -> Any:
     """Make the partition's appended file unreadable; call what this returns to mend it."""
     [*_, (_, entry)] = lake.entries()
-    file = entry.touched[partition].files[0]
-    path = lake.root / "processed" / file.name
-    good = path.read_bytes()
-    bad = bytearray(good)
-    bad[file.at : file.at + file.bytes] = bytes(file.bytes)
-    path.write_bytes(bad)
-    return lambda: path.write_bytes(good)
+    return damage_files(lake.root / "processed", entry.touched[partition].files[0])
 
 
 @pytest.mark.core

@@ -19,6 +19,7 @@ from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.table.layout import TableObjects
+from tests.harness.damage import damage
 from tests.harness.faults import FAULTS, Fault
 from tests.harness.lake import Lake, row
 
@@ -205,15 +206,12 @@ def test_batches_that_a_kept_snapshot_lags_behind_stay(tmp_path: Path, time: Pas
     lake.land("2.jsonl", [row("a", 0, 2, 2), row("a", 1, 2, 2)])
     appended = lake.table.append(host="local")
     assert appended is not None
-    pack = tmp_path / "processed" / appended.entry.touched["d=2020-01-01"].files[0].name
-    whole = pack.read_bytes()
-    at = appended.entry.touched["d=2020-01-01"].files[0].at or 0
-    pack.write_bytes(whole[:at] + b"damaged" + whole[at + 7 :])
+    mend = damage(tmp_path / "processed", appended.entry.touched["d=2020-01-01"].files[0])
     for _ in range(5):
         lake.run()
     lagging = lake.table.snapshots()[0]
     assert lagging.body.lagging == ("d=2020-01-01",)
-    pack.write_bytes(whole)
+    mend()
     lake.run()
     night(lake, 3)
     time.passed += timedelta(days=8)

@@ -261,7 +261,7 @@ def test_newer_format_is_refused_clearly(chain: Chain[Body], tmp_path: Path) -> 
     grown(chain, 1)
     path = tmp_path / "c" / f"v{LARGEST:020d}.json"
     path.write_bytes(metadata.encode({**json.loads(path.read_bytes()), "format": 99}))
-    with pytest.raises(ConfigurationError, match="has format 99; this lakeupsert reads format 1"):
+    with pytest.raises(ConfigurationError, match="has format 99; this lakeupsert reads format 2 and older"):
         chain.head()
 
 

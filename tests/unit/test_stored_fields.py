@@ -56,6 +56,7 @@ SPARSE = {
     "Rename": {"retyped": None},
     "DataFile": {
         "at": None,
+        "row": None,
         "deleted": None,
         "bucket": 0,
         "bits": 0,
@@ -126,8 +127,8 @@ def test_absent_fields_mean_what_they_always_did() -> None:
             assert not any(own.values()), name
 
 
-def test_every_object_has_the_one_format() -> None:
-    assert chain.FORMAT == 1
+def test_every_object_has_the_newest_format() -> None:
+    assert chain.FORMAT == 2
 
 
 def default_of(field: Any) -> Any:

@@ -122,9 +122,9 @@ def test_a_bucket_is_never_split_into_more_parts_than_it_has_rows() -> None:
 
 def test_bytes_of_a_file_that_are_not_rows_split_nothing() -> None:
     bucket = BucketEntry(id="", base=(DataFile(name="b", rows=64, bytes=3_000),))
-    assert rule(1_000).extra_bits(bucket, Incoming(3_000, 64, files=1)) == 3
-    assert rule(1_000, file_bytes=2_500).extra_bits(bucket, Incoming(3_000, 64, files=1)) == 0
-    assert rule(1_000, file_bytes=2_500).extra_bits(bucket, Incoming(9_000, 64, files=1)) == 2
+    assert rule(1_000).extra_bits(bucket, Incoming(500, 64)) == 2
+    assert rule(1_000, file_bytes=2_500).extra_bits(bucket, Incoming(500, 64)) == 0
+    assert rule(1_000, file_bytes=2_500).extra_bits(bucket, Incoming(6_500, 64)) == 2
 
 
 def test_a_rule_knows_what_a_file_takes_and_how_many_parts_a_partition_can_have() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.engine.batch import with_partition
 from lakeupsert.engine.keys import effects
 from lakeupsert.engine.keys.carry import as_carried, newer_parts
 from lakeupsert.engine.keys.effects import ALONE, Effect
@@ -27,13 +28,13 @@ from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.rows.arrays import Column, Indices, Rows, repeat
 from lakeupsert.rows.datafiles import POSITION, align, read_file, stream_file
 from lakeupsert.rows.digest import Digest
-from lakeupsert.rows.filewriter import Pack, write_to_pack
+from lakeupsert.rows.filewriter import PackWriter
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.rows.rank import sort_by_key
 from lakeupsert.rows.vectors import mark_deleted
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, Reason, Touched
-from lakeupsert.table.manifest import add_digests
+from lakeupsert.table.manifest import WHOLE, add_digests
 from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_FROM, MOVED_TO, OLDER, PLACE
 
 SOURCE = "_lakeupsert_source"
@@ -50,7 +51,7 @@ class Batch:
 
     def __init__(self, to: IndexTarget, touched: dict[str, Touched]) -> None:
         self.files = [(partition, file) for partition, t in touched.items() for file in t.files]
-        self.files.sort(key=lambda pair: (pair[1].name, pair[1].at or 0))
+        self.files.sort(key=lambda pair: pair[1].place)
         self.unknown = 0
         self._to, self._touched = to, touched
         self._packs = KeptPacks(to.store, [file for _, file in self.files])
@@ -141,14 +142,14 @@ class Batch:
             [np.concatenate([nothing, *self._gone.get(n, [])]) for n, _ in stay],
         )
         live = mark_deleted(self._to.store, files, positions, partial(TableObjects.new, "vectors", self._to.start))
-        by_name = {(f.name, f.at): f for f in live}
+        by_place = {f.place: f for f in live}
         result = dict(self._touched)
         alone = result.pop(UNPLACED, NOTHING)
         for partition in self._lost.keys() | self._away.keys():
             before, lost, away = result[partition], self._lost[partition], self._away[partition]
             result[partition] = msgspec.structs.replace(
                 before,
-                files=tuple(by_name[f.name, f.at] for f in before.files if (f.name, f.at) in by_name),
+                files=tuple(by_place[f.place] for f in before.files if f.place in by_place),
                 rows=before.rows - away.rows,
                 digest=add_digests((before.digest, away.negative())),
                 superseded=before.superseded + lost.rows,
@@ -207,21 +208,24 @@ class WrittenBatch:
             schema = schema.append(spec.base_schema.field(OLDER)).append(pa.field(MOVED_FROM, pa.string()))
         else:
             landed = True
-        with Pack(to.store, TableObjects.new("moved", to.start)) as pack:
+        schema = pa.schema([*schema, *(spec.schema.field(name) for name in spec.partition_by)])
+        name = TableObjects.new("moved", to.start)
+        with PackWriter(to.store, name, schema, to.footer("appended"), spec) as pack:
             for partition in sorted(pc.unique(rows[PARTITION]).to_pylist()):
-                coming = align(rows.filter(pc.equal(rows[PARTITION], partition)), schema)
+                own = rows.filter(pc.equal(rows[PARTITION], partition))
+                coming = align(with_partition(own, spec, partition), schema)
                 digest = Digest(spec)
                 digest.add(coming)
                 ordered = coming.take(sort_by_key(coming, spec.stored_key))
-                files = write_to_pack(pack, ordered, schema, to.footer("appended", partition), spec)
+                file = pack.write_file([ordered], WHOLE)
                 before = result.get(partition, NOTHING)
                 result[partition] = msgspec.structs.replace(
                     before,
-                    files=(*before.files, *files),
+                    files=(*before.files, file),
                     rows=before.rows + digest.rows,
                     moved=before.moved + (0 if landed else digest.rows),
                     followed=before.followed + (digest.rows if follows else 0),
-                    bytes=before.bytes + sum(f.bytes for f in files),
+                    bytes=before.bytes + file.bytes,
                     digest=add_digests((before.digest, str(digest))),
                 )
 

@@ -26,7 +26,7 @@ from lakeupsert.rows.floor import PARTITION
 from lakeupsert.rows.rank import sort_by_rank
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.manifest import Bucketed, DataFile, Part, share
+from lakeupsert.table.manifest import WHOLE, Bucketed, DataFile, Part, share
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 HASH = "_lakeupsert_hash"
@@ -47,9 +47,9 @@ class IndexTarget:
     batch_id: str
     start: int
 
-    def footer(self, kind: str, partition: str | None = None, bucket: int = 0, bits: int = 0) -> Footer:
-        renames = len(self.spec.renames)
-        return Footer(self.spec.table_id, kind, self.batch_id, self.spec_version, partition, bucket, bits, renames)
+    def footer(self, kind: str, of: Bucketed = WHOLE) -> Footer:
+        place = None, of.bucket, of.bits, len(self.spec.renames)
+        return Footer(self.spec.table_id, kind, self.batch_id, self.spec_version, *place)
 
 
 def key_schema(spec: TableSpec) -> pa.Schema:
@@ -118,7 +118,7 @@ class StoredIndex:
 
 
 def write_index(to: IndexTarget, range_: Part, rows: Rows) -> list[DataFile]:
-    footer = to.footer("keys", bucket=range_.bucket, bits=range_.bits)
+    footer = to.footer("keys", range_)
     new_name = partial(TableObjects.new, "keys", to.start)
     with DataFileWriter(to.store, new_name, key_schema(to.spec), footer, ()) as out:
         out.write(align(rows, key_schema(to.spec)))

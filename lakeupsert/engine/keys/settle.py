@@ -40,7 +40,7 @@ from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import Reason, Touched
-from lakeupsert.table.manifest import DataFile, Part
+from lakeupsert.table.manifest import WHOLE, DataFile
 from lakeupsert.table.spec import FILE, PLACE, TableSpec
 
 
@@ -125,7 +125,7 @@ def find_refused(
     """Which accepted ``rows`` of a file `settle` would refuse, by reason."""
     partitions = rows[PARTITION].combine_chunks()
     incoming = add_hashes(rows.drop_columns([PARTITION]), spec).append_column(FILE, repeat(0, pa.int32(), rows))
-    stored = index.read(store, spec, Part(0, 0), np.unique(incoming[HASH].to_numpy()))
+    stored = index.read(store, spec, WHOLE, np.unique(incoming[HASH].to_numpy()))
     effects = place(incoming, stored, partitions, spec, unknown)
     refused = {effect.reason: effect.rows for effect in effects if isinstance(effect, Refused)}
     return {reason: np.isin(rows[PLACE].to_numpy(), found[PLACE].to_numpy()) for reason, found in refused.items()}

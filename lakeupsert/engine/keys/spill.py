@@ -87,7 +87,7 @@ class KeptPacks:
         self._store = store
         self._sizes: defaultdict[str, int] = defaultdict(int)
         for file in files:
-            self._sizes[file.name] = max(self._sizes[file.name], (file.at or 0) + file.bytes)
+            self._sizes[file.name] += file.bytes
         self._held = ("", b"")
 
     def __getattr__(self, name: str) -> Any:  # any other method of the store

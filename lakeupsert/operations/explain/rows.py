@@ -184,9 +184,9 @@ class RowSearch:
         read: set[tuple[str, int | None]] = set()
         tables = []
         for state, file in _candidates(partition, readers, head, pending):
-            if file.name and (file.name, file.at) in read:  # both versions have it
+            if file.name and file.place in read:  # both versions have it
                 continue
-            read.add((file.name, file.at))
+            read.add(file.place)
             self.files += 1
             keys = find_rows(self.table.resources.store, file, self.spec.tombstone_schema, self.key, self.spec)
             rows = keys.select(list(self.spec.stored_key))

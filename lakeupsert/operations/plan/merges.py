@@ -183,7 +183,7 @@ def _merge_arrival(
     stored = [f for b in buckets for f in (*b.data, *b.tombstones)]
     rule = SplitRule.of(settings.bucket_bytes, types, buckets, rows)
     parts = {b: 0.5**b.bits for b in buckets}
-    incoming = {b: Incoming(arrival.bytes * part, rows * part, arrival.files * part) for b, part in parts.items()}
+    incoming = {b: Incoming(arrival.bytes * part, rows * part) for b, part in parts.items()}
     if settings.mode == "columns":
         incoming = {b: of_bucket.as_whole_rows(b) for b, of_bucket in incoming.items()}
     kept = [rule.in_place(strategy, b, of_bucket)[0] for b, of_bucket in incoming.items()]

@@ -90,7 +90,6 @@ def _tasks(
     incoming = Incoming(
         sum(f.bytes * part for f, part in shares),
         sum(f.rows * part for f, part in shares),
-        sum(f.files * part for f, part in shares),
     )
     if step.spec.mode == "columns":
         incoming = incoming.as_whole_rows(bucket)

@@ -1,0 +1,100 @@
+"""Files in a pack are read by themselves, verified row group by row group, and the pack is a Parquet file of all of them."""
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakeupsert.errors import DamagedTableError
+from lakeupsert.rows.datafiles import read_file
+from lakeupsert.rows.filewriter import Footer, PackWriter
+from lakeupsert.storage import LocalStore
+from lakeupsert.table.manifest import WHOLE, DataFile, Part
+from tests.harness.specs import create
+
+SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string())])
+SPEC = create(SCHEMA, key=["key"], partition_by=[], order_by=["key"])
+SIZES = (3, 1, 700, 0, 5)
+
+
+def rows(first: int, count: int) -> pa.Table:
+    return pa.table([range(first, first + count), [f"text {i}" for i in range(first, first + count)]], SCHEMA)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path)
+
+
+@pytest.fixture
+def files(store: LocalStore) -> list[DataFile]:
+    """Four files of one piece, and one of four pieces, the third of them without rows."""
+    footer = Footer("t", "appended", "1", 0)
+    with PackWriter(store, "p.pack", SCHEMA, footer, SPEC) as pack:
+        whole = [pack.write_file([rows(100 * n, size)], WHOLE) for n, size in enumerate(SIZES) if size]
+        return [*whole, pack.write_file([rows(1000, 2), rows(1002, 9), rows(0, 0), rows(1011, 1)], Part(1, 1))]
+
+
+def test_a_small_pack_is_read_by_one_request(store: LocalStore, files: list[DataFile]) -> None:
+    found = [read_file(store, file, SCHEMA) for file in files]
+    assert found == [*(rows(100 * n, size) for n, size in enumerate(SIZES) if size), rows(1000, 12)]
+    assert store.requests.as_dict()["get"] == 1
+    assert [file.row for file in files] == [0, 3, 4, 704, 709]
+
+
+def test_a_file_of_a_large_pack_is_read_by_one_request(store: LocalStore) -> None:
+    texts = [random.Random(i).randbytes(5000).hex() for i in range(300)]
+    tables = [pa.table([range(n, n + 100), texts[n : n + 100]], SCHEMA) for n in (0, 100, 200)]
+    with PackWriter(store, "p.pack", SCHEMA, Footer("t", "appended", "1", 0), SPEC) as pack:
+        files = [pack.write_file([table], WHOLE) for table in tables]
+    for _ in range(2):
+        assert [read_file(store, file, SCHEMA) for file in files] == tables
+    assert store.requests.as_dict()["get"] == 1 + 2 * 3, "the footer once"
+
+
+def test_a_piece_is_read_alone(store: LocalStore, files: list[DataFile]) -> None:
+    pieces = [read_file(store, files[-1].within(Part(4 + n, 3)), SCHEMA) for n in (0, 1, 3)]
+    assert pieces == [rows(1000, 2), rows(1002, 9), rows(1011, 1)]
+    assert files[-1].within(Part(6, 3)).rows == 0
+    assert read_file(store, files[-1].within(Part(3, 2)), SCHEMA) == rows(1011, 1)
+
+
+def test_other_programs_read_the_whole_pack(store: LocalStore, files: list[DataFile], tmp_path: Path) -> None:
+    assert pq.read_table(tmp_path / "p.pack")["key"].to_pylist() == [
+        key for file in files for key in read_file(store, file, SCHEMA)["key"].to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_damage_is_that_of_one_file(number: int, files: list[DataFile], tmp_path: Path) -> None:
+    """Every byte of its row groups, and the first bytes of the pack with those of the first file."""
+    healthy = (tmp_path / "p.pack").read_bytes()
+    sizes = [4 + files[0].bytes, *(file.bytes for file in files[1:])]
+    begin = sum(sizes[:number])
+    for at in {*range(begin, begin + sizes[number], 97), begin, begin + sizes[number] - 1}:
+        (tmp_path / "p.pack").write_bytes(healthy[:at] + bytes([healthy[at] ^ 1]) + healthy[at + 1 :])
+        for other, file in enumerate(files):
+            if other == number:
+                with pytest.raises(DamagedTableError):
+                    read_file(LocalStore(tmp_path), file, SCHEMA)
+            else:
+                read_file(LocalStore(tmp_path), file, SCHEMA)
+
+
+def test_damage_to_the_footer_is_that_of_all(files: list[DataFile], tmp_path: Path) -> None:
+    healthy = (tmp_path / "p.pack").read_bytes()
+    end = 4 + sum(file.bytes for file in files)
+    for at in range(end, len(healthy), 13):
+        (tmp_path / "p.pack").write_bytes(healthy[:at] + bytes([healthy[at] ^ 1]) + healthy[at + 1 :])
+        with pytest.raises(DamagedTableError):
+            read_file(LocalStore(tmp_path), files[0], SCHEMA)
+
+
+@pytest.mark.parametrize("left", [0, 3, 40, -1, -9])
+def test_a_cut_pack_is_damaged(left: int, files: list[DataFile], tmp_path: Path) -> None:
+    healthy = (tmp_path / "p.pack").read_bytes()
+    (tmp_path / "p.pack").write_bytes(healthy[:left])
+    with pytest.raises(DamagedTableError):
+        read_file(LocalStore(tmp_path), files[0], SCHEMA)
