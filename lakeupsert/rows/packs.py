@@ -71,6 +71,7 @@ def open_file(store: ObjectStore, file: DataFile) -> tuple[pq.ParquetFile, range
     data = pack.tail.data[begin:end] if is_held else memoryview(store.get(file.name, (begin, end - begin)))
     for number, (at, until) in zip(groups, pairwise(ends), strict=True):
         if crc32(data[at - begin : until - begin]) != pack.tail.crcs[number]:
+            _packs[store].pop(file.name, None)  # the object may be mended while this process lives
             raise pa.ArrowInvalid(f"the checksum of its bytes {at} to {until} is wrong")
     # Arrow counts from the beginning of the object. What is missing there takes addresses, and no memory.
     whole = np.empty(end, np.uint8)

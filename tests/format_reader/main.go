@@ -39,7 +39,7 @@ import (
 )
 
 const (
-	greatestFormat = 1
+	greatestFormat = 2
 	vectorMagic    = 1681511377
 	blockBytes     = 16384
 )

@@ -643,7 +643,7 @@ def test_append_whose_own_files_a_vacuum_took_begins_again(lake: Lake, monkeypat
             lake.table.restore(0, dry=False)
         lake.land(f"{number}.jsonl", [row("a", number, number)])
         beside = Lake(lake.root, key_scope="table")
-        call = "get _lakeupsert/data/appended"
+        call = "open _lakeupsert/data/appended"
         lake.points.amid(0, partial(beside.table.vacuum, dry=False), call)
         lake.table.append(host="local")
         assert lake.points.struck

@@ -269,7 +269,7 @@ def test_filter_merges_only_the_partitions_it_needs(lake: Lake) -> None:
     assert found == [r for r in lake.expected(2) if r["d"] == date(2020, 1, 4)]
     [file] = lake.entries()[2][1].touched["d=2020-01-04"].files
     parts = [name for name in lake.points.seen if name.endswith(".pack")]
-    assert parts == [f"open {file.name}", f"get {file.name}"]
+    assert parts == [f"open {file.name}"]
 
 
 def test_nothing_in_the_table_changes_and_temporary_files_go_with_their_reader(lake: Lake, temporary: Path) -> None:
