@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
+from threading import Lock
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -35,12 +36,13 @@ class Pack:
 
 
 _packs: WeakKeyDictionary[ObjectStore, OrderedDict[str, Pack]] = WeakKeyDictionary()
+_lock = Lock()
 
 
 def open_pack(store: ObjectStore, name: str) -> Pack:
     """The footer of a pack, verified. Raises ``pyarrow.ArrowInvalid`` if it is damaged, and NotFoundError."""
-    kept = _packs.setdefault(store, OrderedDict())
-    pack = kept.pop(name, None)
+    with _lock:
+        pack = _packs.setdefault(store, OrderedDict()).pop(name, None)
     if pack is None:
         with store.open(name) as source:
             tail = read_tail(source, name, GROUPS)
@@ -52,9 +54,11 @@ def open_pack(store: ObjectStore, name: str) -> Pack:
         begins = [column.dictionary_page_offset or column.data_page_offset for column in first_columns]
         rows = np.cumsum([0, *(group.num_rows for group in groups)])
         pack = Pack(metadata, tail, rows, np.array([0, *begins, tail.end]))
-    kept[name] = pack
-    while len(kept) > 1 and sum(len(one.tail.data) for one in kept.values()) > KEPT_BYTES:
-        kept.popitem(last=False)
+    with _lock:
+        kept = _packs[store]
+        kept[name] = pack
+        while len(kept) > 1 and sum(len(one.tail.data) for one in kept.values()) > KEPT_BYTES:
+            kept.popitem(last=False)
     return pack
 
 
@@ -71,7 +75,8 @@ def open_file(store: ObjectStore, file: DataFile) -> tuple[pq.ParquetFile, range
     data = pack.tail.data[begin:end] if is_held else memoryview(store.get(file.name, (begin, end - begin)))
     for number, (at, until) in zip(groups, pairwise(ends), strict=True):
         if crc32(data[at - begin : until - begin]) != pack.tail.crcs[number]:
-            _packs[store].pop(file.name, None)  # the object may be mended while this process lives
+            with _lock:
+                _packs[store].pop(file.name, None)  # the object may be mended while this process lives
             raise pa.ArrowInvalid(f"the checksum of its bytes {at} to {until} is wrong")
     # Arrow counts from the beginning of the object. What is missing there takes addresses, and no memory.
     whole = np.empty(end, np.uint8)

@@ -1,6 +1,8 @@
 """Files in a pack are read by themselves, verified row group by row group, and the pack is a Parquet file of all of them."""
 
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.rows import packs
 from lakeupsert.rows.datafiles import read_file
 from lakeupsert.rows.filewriter import Footer, PackWriter
 from lakeupsert.storage import LocalStore
@@ -98,3 +101,19 @@ def test_a_cut_pack_is_damaged(left: int, files: list[DataFile], tmp_path: Path)
     (tmp_path / "p.pack").write_bytes(healthy[:left])
     with pytest.raises(DamagedTableError):
         read_file(LocalStore(tmp_path), files[0], SCHEMA)
+
+
+def test_threads_share_the_footers(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(packs, "KEPT_BYTES", 6000)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    request.addfinalizer(lambda: sys.setswitchinterval(interval))
+    files = []
+    for number in range(8):
+        with PackWriter(store, f"{number}.pack", SCHEMA, Footer("t", "appended", "1", 0), SPEC) as pack:
+            files.append(pack.write_file([rows(number, 2)], WHOLE))
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda number: read_file(store, files[number % 8], SCHEMA), range(400))
+        assert list(found) == [rows(number % 8, 2) for number in range(400)]
