@@ -1,6 +1,6 @@
 """The sides that upsert with delta-rs and with deltalite, and read with DuckDB the files that delta-rs names."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +8,13 @@ import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable, WriterProperties, write_deltalake
 
-from benchmarks.peers.processes import timed
+from benchmarks.peers.processes import InThisProcess
 from benchmarks.workload import Workload
 
 PARQUET = WriterProperties(compression="ZSTD")  # as all other sides; its own default is snappy
 
 
-class DeltaRs:
+class DeltaRs(InThisProcess):
     def __init__(self, workload: Workload, work: Path, jars: Sequence[Path]) -> None:
         self.workload = workload
         self.folder = work / "table"
@@ -23,21 +23,6 @@ class DeltaRs:
     def load(self, base: Path) -> None:
         rows = self.db.sql(f"FROM '{base}'").to_arrow_reader()
         write_deltalake(str(self.folder), rows, partition_by=[self.workload.partition], writer_properties=PARQUET)
-
-    def land(self, night: Path) -> None:
-        self.night = night
-
-    def apply(self) -> dict[str, float]:
-        return timed({"merge": self._merge})
-
-    def reads(self) -> Mapping[str, Callable[[str], Any]]:
-        return {"DuckDB": self._read}
-
-    def bytes_counted(self) -> int:
-        return 0
-
-    def requests(self) -> dict[str, int]:
-        return {}
 
     def _newest(self) -> pa.Table:
         key = ", ".join((self.workload.partition, *self.workload.key))

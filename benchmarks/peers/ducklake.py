@@ -1,17 +1,17 @@
 """The side that upserts with DuckDB into a DuckLake, whose catalog is a file of DuckDB."""
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from benchmarks.peers.processes import timed
+from benchmarks.peers.processes import InThisProcess
 from benchmarks.workload import Workload
 
 
-class DuckLake:
+class DuckLake(InThisProcess):
     def __init__(self, workload: Workload, work: Path, jars: Sequence[Path]) -> None:
         self.workload = workload
         settings = {"threads": 2, "autoinstall_known_extensions": False, "autoload_known_extensions": False}
@@ -27,21 +27,6 @@ class DuckLake:
         self.db.execute(f"CREATE TABLE lake.t AS FROM '{base}' LIMIT 0")
         self.db.execute(f"ALTER TABLE lake.t SET PARTITIONED BY ({self.workload.partition})")
         self.db.execute(f"INSERT INTO lake.t FROM '{base}'")
-
-    def land(self, night: Path) -> None:
-        self.night = night
-
-    def apply(self) -> dict[str, float]:
-        return timed({"merge": self._merge})
-
-    def reads(self) -> Mapping[str, Callable[[str], Any]]:
-        return {"DuckDB": self._read}
-
-    def bytes_counted(self) -> int:
-        return 0
-
-    def requests(self) -> dict[str, int]:
-        return {}
 
     def _merge(self) -> None:
         w = self.workload

@@ -9,7 +9,7 @@ nights in a process of its own, with one thread; the least of them is the floor 
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.peers.processes import timed
+from benchmarks.peers.processes import InThisProcess
 from benchmarks.workload import Workload
 
 REPEATED = 0.5
@@ -50,7 +50,7 @@ class Library(Protocol):
         """All rows of some tables, with the columns of the first."""
 
 
-class Floor:
+class Floor(InThisProcess):
     def __init__(self, workload: Workload, work: Path, jars: Sequence[Path], strategy: str, library: str) -> None:
         self.workload = workload
         self.folder = work / "table"
@@ -70,18 +70,6 @@ class Floor:
     def land(self, night: Path) -> None:
         self.night = night
         self.number = int(night.stem.rpartition("-")[2])
-
-    def apply(self) -> dict[str, float]:
-        return timed({"merge": self._merge})
-
-    def reads(self) -> Mapping[str, Callable[[str], Any]]:
-        return {"DuckDB": self._read}
-
-    def bytes_counted(self) -> int:
-        return 0
-
-    def requests(self) -> dict[str, int]:
-        return {}
 
     def _rewrite(self) -> None:
         lib, partition = self.library, self.workload.partition

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -79,3 +79,25 @@ def timed(steps: dict[str, Callable[[], Any]]) -> dict[str, float]:
         do()
         seconds[name] = round(perf_counter() - begun, 2)
     return seconds
+
+
+class InThisProcess:
+    """What the sides have in common that merge in this process, by ``_merge``, and whose table DuckDB reads, by ``_read``."""
+
+    _merge: Callable[[], None]
+    _read: Callable[[str], Any]
+
+    def land(self, night: Path) -> None:
+        self.night = night
+
+    def apply(self) -> dict[str, float]:
+        return timed({"merge": self._merge})
+
+    def reads(self) -> Mapping[str, Callable[[str], Any]]:
+        return {"DuckDB": self._read}
+
+    def bytes_counted(self) -> int:
+        return 0
+
+    def requests(self) -> dict[str, int]:
+        return {}

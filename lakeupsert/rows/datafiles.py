@@ -136,7 +136,7 @@ def _decode_whole(source: pa.NativeFile, columns: list[str], near: Near | None) 
         source,
         # Adopted files may have INT96.
         coerce_int96_timestamp_unit="us",
-        # It reads a row group in one request to an object store; local files need none.
+        # One request to an object store for a row group; local files need none.
         pre_buffer=not isinstance(getattr(source, "source", source), pa.OSFile | pa.BufferReader),
         page_checksum_verification=not isinstance(source, CheckedBytes | CheckedFile),
     ) as parquet:
