@@ -27,8 +27,11 @@ os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a process that signal 11 end
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 os.environ.setdefault(
-    "SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-)  # every JVM of a test is young: the second compiler costs it half of its processor time and gives nothing back
+    "SPARK_SUBMIT_OPTS",
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
+    f' "-XX:SharedArchiveFile={Path(__file__).parents[1]}/build/spark-classes.jsa"',
+)  # every JVM of a test is young: the second compiler costs it half of its processor time and gives nothing back. The archive,
+# which `make test` writes once, saves ten seconds; a JVM takes one that is missing or of other jars for none
 os.environ.setdefault(
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
 )  # asks Google by gRPC, which its emulator does not speak

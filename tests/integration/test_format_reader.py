@@ -21,6 +21,7 @@ import pytest
 from lakeupsert import Table
 from lakeupsert.config import PublisherName
 from lakeupsert.pipeline import strategy
+from lakeupsert.table.chain import FORMAT
 from tests.harness.lake import Lake, row
 from tests.harness.servers import PROGRAMS, require
 
@@ -361,15 +362,16 @@ def flip_id(path: Path) -> None:
     flip(path, path.read_bytes().index(b'"write_id":"') + 15)
 
 
+NEWER = FORMAT + 1
 REFUSED: dict[str, Callable[[Path, Path], object]] = {
     "snapshot's digest": lambda inner, _: flip_id(first(inner / "snapshots")),
     "manifest's digest": lambda inner, _: flip_id(first(inner / "partitions/d=2020-01-01")),
     "spec's digest": lambda inner, _: flip_id(first(inner / "spec")),
     "ledger's digest": lambda inner, _: flip_id(first(inner / "ledger")),
-    "snapshot's format": lambda inner, _: change(first(inner / "snapshots"), format=2),
-    "manifest's format": lambda inner, _: change(first(inner / "partitions/d=2020-01-01"), format=2),
-    "spec's format": lambda inner, _: change(first(inner / "spec"), format=2),
-    "ledger's format": lambda inner, _: change(first(inner / "ledger"), format=2),
+    "snapshot's format": lambda inner, _: change(first(inner / "snapshots"), format=NEWER),
+    "manifest's format": lambda inner, _: change(first(inner / "partitions/d=2020-01-01"), format=NEWER),
+    "spec's format": lambda inner, _: change(first(inner / "spec"), format=NEWER),
+    "ledger's format": lambda inner, _: change(first(inner / "ledger"), format=NEWER),
     "requirement": lambda inner, _: change(first(inner / "spec"), requires=["geometry"]),
     "snapshot that is gone": lambda inner, _: first(inner / "snapshots").unlink(),
     "another manifest": lambda inner, _: change(first(inner / "partitions/d=2020-01-01"), merged=1),
