@@ -656,7 +656,8 @@ def rewritten_by_pyarrow(given: Given) -> None:
 def guard() -> int:
     """Compare kernels with what pyarrow alone does with the same rows, by processor time. Returns 1 if one takes far longer.
 
-    Bounds are about three times what was measured: no noise of a machine reaches them.
+    Bounds are less than twice what was measured, so a merge that does its work twice fails. No noise of a machine reaches them:
+    processor time of a kernel and of what it is compared with grow together.
     """
     pa.set_cpu_count(1)
     case = Case(400_000, 16, "composite", 4_000)
@@ -667,12 +668,12 @@ def guard() -> int:
         "a merge, beside reading and writing its base": (
             partial(rewritten_by_engine, given),
             partial(rewritten_by_pyarrow, given),
-            3.0,
+            1.7,
         ),
         "hashes of keys, beside dictionaries of them": (
             partial(key_hashes, stored, given.spec),
             lambda: [pc.dictionary_encode(stored[name]) for name in given.key],
-            5.0,
+            3.0,
         ),
     }
     slow = 0
