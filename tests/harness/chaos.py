@@ -40,7 +40,7 @@ KILL_SECONDS = 5.0
 LOST = 0.05
 MANIFEST = "create _lakeupsert/partitions"
 STRIKES = [
-    ("while reading", Strike(("open d=", "get _lakeupsert/data"))),
+    ("while reading", Strike(("open d=", "open _lakeupsert/data"))),
     ("before a create", Strike(MANIFEST)),
     ("at a data put", Strike("put d=")),
     ("after a create", Strike(MANIFEST, when="after")),

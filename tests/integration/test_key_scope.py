@@ -483,7 +483,7 @@ def test_index_made_by_tasks_is_that_of_one_process(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("_small_ranges")
-@pytest.mark.parametrize("call", ["put", "get", "list", "delete"])
+@pytest.mark.parametrize("call", ["put", "open", "list", "delete"])
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.KILL_AFTER])
 @pytest.mark.long
 def test_rebuild_that_is_struck_leaves_nothing_that_counts(
@@ -491,7 +491,7 @@ def test_rebuild_that_is_struck_leaves_nothing_that_counts(
 ) -> None:
     """After an error the packs are deleted; those of a process that died are garbage for `vacuum`."""
     lake = lake_without_index(tmp_path / "lake")
-    lake.points.arm(2 if call in ("put", "get") else 0, fault, f"{call} {KEYS}/cut-")
+    lake.points.arm(2 if call in ("put", "open") else 0, fault, f"{call} {KEYS}/cut-")
     monkeypatch.setattr(append_module, "host_by_name", lambda name: Tasks())
     with suppress(Killed, StoreUnavailableError):
         append(lake.opened, AppendOptions(host="local"))
