@@ -9,7 +9,7 @@ Memory: the incoming rows of the bucket, or a part of them and all of them compr
 rows that lose.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import chain
@@ -24,6 +24,7 @@ from lakeupsert.engine.cut import CutOutput, CutTask, columns_of, cut
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import Block, MergeWriter
 from lakeupsert.engine.resolve import Resolved, Rules, one_per_key, rank
+from lakeupsert.engine.runs import runs
 from lakeupsert.landing.adopted import stream_adopted
 from lakeupsert.rows.arrays import Hashes, Indices, Rows, repeat
 from lakeupsert.rows.buckets import buckets, cut_into_pieces, in_bucket, key_hashes
@@ -50,7 +51,7 @@ SHARED_BYTES = 4 << 20
 """A file of at most so many bytes stays in memory if it has rows for several tasks of a call; `SHARED_TOTAL` bytes of them."""
 SHARED_TOTAL = 16 << 20
 TOGETHER_ROWS = 1 << 14
-"""Rows of small files that are compared with the incoming rows in one call."""
+"""Rows of small files that are compared with the incoming rows in one call: one by one, the calls cost more than the rows."""
 
 _DELETED, _FILE, _PLACE = pa.field(DELETE_FLAG, pa.bool_()), pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64())
 _AGE = pa.field(AGE, pa.int32())
@@ -189,7 +190,8 @@ class _Merge:
                         both = _concat([add_ranks(stored, age=0, deleted=False), met])
                         self._write(out, rank(both, spec), again=settled)
                         continue
-                    near = _find_near(stored, met, spec.stored_key)
+                    keys = {name: sortable(met[name]).combine_chunks() for name in spec.stored_key}
+                    near = np.flatnonzero(as_mask(_near(stored, keys)))
                     both = _concat([add_ranks(stored.take(near), age=0, deleted=False), met])
                     self._write(out, rank(both, spec, kept_rows=len(near)), Block(stored, near), again=settled)
             for rows in rest.rest():
@@ -271,9 +273,9 @@ class _Merge:
             stream_file(self._store, msgspec.structs.replace(file, deleted=None), schema, keys, begin, spec)
             for file, begin in zip(files, begins, strict=False)
         )
-        for rows in _concat_small(chain.from_iterable(streams)):
-            is_near = [pc.is_in(sortable(rows[name]), values) for name, values in keys.items()]
-            rows = rows.filter(reduce(pc.and_, is_near))
+        for run in runs(chain.from_iterable(streams), lambda rows: rows.num_rows, TOGETHER_ROWS):
+            rows = pa.concat_tables(run)
+            rows = rows.filter(_near(rows, keys))
             if hashes is not None:
                 rows = rows.filter(pa.array(np.isin(key_hashes(rows, spec), hashes)))
             tables.append(rows.filter(pc.invert(pc.is_in(rows[POSITION], dead))) if len(dead) else rows)
@@ -336,28 +338,15 @@ class _Merge:
         )
 
 
-def _find_near(rows: Rows, incoming: Rows, key: Sequence[str]) -> Indices:
-    """Places of the rows that may have the key of an incoming row: the value of every key column occurs there in one."""
-    occurs = [pc.is_in(sortable(rows[name]), sortable(incoming[name]).combine_chunks()) for name in key]
-    return np.flatnonzero(as_mask(reduce(pc.and_, occurs)))
+def _near(rows: Rows, keys: Mapping[str, pa.Array]) -> pa.ChunkedArray:
+    """Which rows may have the key of an incoming row: the value of every key column occurs in ``keys``."""
+    return reduce(pc.and_, (pc.is_in(sortable(rows[name]), values) for name, values in keys.items()))
 
 
 def _concat(tables: list[Rows]) -> Rows:
     """Tables of which some may lack columns."""
     lacks = len({table.num_columns for table in tables}) > 1
     return pa.concat_tables(tables, promote_options="default" if lacks else "none")
-
-
-def _concat_small(tables: Iterable[Rows]) -> Iterator[Rows]:
-    """Small tables concatenated: comparing them one by one costs more for the calls than for the rows."""
-    held: list[Rows] = []
-    for table in tables:
-        held.append(table)
-        if sum(t.num_rows for t in held) >= TOGETHER_ROWS:
-            yield pa.concat_tables(held)
-            held = []
-    if held:
-        yield pa.concat_tables(held)
 
 
 def add_ranks(rows: Rows, *, age: int, deleted: bool) -> Rows:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -43,7 +43,7 @@ class Block:
     ranked: Indices
 
 
-class MergeWriter:
+class MergeWriter(ExitStack):
     """Writes resolved rows in key order: live rows to base or delta files, deletes to tombstone files, versions to the history.
 
     Refused rows go to quarantine, and are taken out of ``tally``, which has counted them. Rows that full extracts lack and that
@@ -53,6 +53,7 @@ class MergeWriter:
     def __init__(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask, rules: Rules, tally: Tally
     ) -> None:
+        super().__init__()
 
         def writer(
             kind: FileKind, schema: pa.Schema, key: tuple[str, ...] = (), statistics: Sequence[StatisticsColumn] = ()
@@ -68,7 +69,6 @@ class MergeWriter:
         floors = task.floors_after
         self._floor = greatest_floor(floors, spec.tombstone_schema.empty_table(), spec) if floors else None
         self._since: int | None = None
-        self._stack = ExitStack()
         self._inline: list[Rows] | None = []  # None: too many tombstones to be inline
         kind: FileKind = "delta" if task.kept else "base"
         self.live = writer(kind, spec.base_schema, spec.stored_key, columns_with_statistics(spec, 1 << task.bits))
@@ -76,18 +76,13 @@ class MergeWriter:
         self._history = writer("history", spec.history_schema)
         self._quarantine = writer("quarantine", QUARANTINE_SCHEMA)
 
-    def __enter__(self) -> "MergeWriter":
+    def __enter__(self) -> Self:
         for writer in (self.live, self._tombstones, self._quarantine, self._history):
-            self._stack.enter_context(writer)
+            self.enter_context(writer)
         for file in self._task.folded:
             for block in stream_file(self._store, file, self._history.schema, spec=self._spec):
                 self._history.write(block)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
 
     def write(self, found: Resolved, block: Block | None = None) -> None:
         """Write what some keys come to. ``block``: together with the other rows of a base, of which ``found`` has some."""

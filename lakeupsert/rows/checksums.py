@@ -10,7 +10,9 @@ import base64
 import io
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -124,18 +126,17 @@ class CheckedFile(PlacedReader):
             self.source.seek(at)
             # Into Arrow's memory: large `bytes` objects cost a young process a page fault every 4 KiB.
             data = self.source.read_buffer(min(self._end, -(-end // BLOCK_BYTES) * BLOCK_BYTES) - at)
-            compare(memoryview(data), self._crcs[at // BLOCK_BYTES :], at)
+            borders = [*range(at, at + data.size, BLOCK_BYTES), at + data.size]
+            compare(memoryview(data), self._crcs[at // BLOCK_BYTES :], borders)
             self._held, self._held_at = memoryview(data), at
         return self._held[begin - self._held_at : end - self._held_at]
 
 
-def compare(data: memoryview, crcs: NDArray[np.uint32], at: int) -> None:
-    """Raise ``pyarrow.ArrowInvalid`` if a block of ``data``, which begins at byte ``at`` of its file, has another checksum."""
-    begins = range(0, len(data), BLOCK_BYTES)
-    for begin, crc in zip(begins, crcs[: len(begins)].tolist(), strict=True):
-        if crc32(data[begin : begin + BLOCK_BYTES]) != crc:
-            end = min(begin + BLOCK_BYTES, len(data))
-            raise pa.ArrowInvalid(f"the checksum of its bytes {at + begin} to {at + end} is wrong")
+def compare(data: memoryview, crcs: NDArray[np.uint32], borders: Sequence[int]) -> None:
+    """Raise ``pyarrow.ArrowInvalid`` if a part of ``data`` has another checksum. ``borders``: where the parts are in the file."""
+    for (at, end), crc in zip(pairwise(borders), crcs[: len(borders) - 1].tolist(), strict=True):
+        if crc32(data[at - borders[0] : end - borders[0]]) != crc:
+            raise pa.ArrowInvalid(f"the checksum of its bytes {at} to {end} is wrong")
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,6 @@ def open_checked(source: pa.NativeFile, name: str) -> pa.NativeFile | CheckedByt
     if tail is None:
         return source
     if len(tail.data) == tail.size:
-        compare(tail.data[: tail.end], tail.crcs, 0)
+        compare(tail.data[: tail.end], tail.crcs, [*range(0, tail.end, BLOCK_BYTES), tail.end])
         return CheckedBytes(tail.data)
     return CheckedFile(source, tail)

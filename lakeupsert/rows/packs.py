@@ -2,17 +2,15 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from itertools import pairwise
 from threading import Lock
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from isal.isal_zlib import crc32
 
 from lakeupsert.rows.arrays import Indices
-from lakeupsert.rows.checksums import GROUPS, Tail, read_tail
+from lakeupsert.rows.checksums import GROUPS, Tail, compare, read_tail
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile
 
@@ -73,11 +71,12 @@ def open_file(store: ObjectStore, file: DataFile) -> tuple[pq.ParquetFile, range
     begin, end = ends[0], ends[-1]
     is_held = len(pack.tail.data) == pack.tail.size  # a small pack, which was read with its footer
     data = pack.tail.data[begin:end] if is_held else memoryview(store.get(file.name, (begin, end - begin)))
-    for number, (at, until) in zip(groups, pairwise(ends), strict=True):
-        if crc32(data[at - begin : until - begin]) != pack.tail.crcs[number]:
-            with _lock:
-                _packs[store].pop(file.name, None)  # the object may be mended while this process lives
-            raise pa.ArrowInvalid(f"the checksum of its bytes {at} to {until} is wrong")
+    try:
+        compare(data, pack.tail.crcs[groups.start :], ends)
+    except pa.ArrowInvalid:
+        with _lock:
+            _packs[store].pop(file.name, None)  # the object may be mended while this process lives
+        raise
     # Arrow counts from the beginning of the object. What is missing there takes addresses, and no memory.
     whole = np.empty(end, np.uint8)
     whole[begin:] = np.frombuffer(data, np.uint8)

@@ -106,7 +106,9 @@ def mark_deleted(
     for file, more in zip(files, superseded, strict=True):
         if len(more) < file.live:
             if len(more):
-                data = _bitmap(store, file, more)
+                bitmap = BitMap64(np.concatenate([deleted_positions(store, file), np.asarray(more, np.uint64)]))
+                bitmap.run_optimize()
+                data = MAGIC + bytes(bitmap.serialize())
                 vector = DeletionVector(rows=file.rows - file.live + len(more), size=len(data), inline=data)
                 file = msgspec.structs.replace(file, deleted=vector)
             result.append(file)
@@ -132,9 +134,3 @@ def store_vectors(
                 of_list[number] = msgspec.structs.replace(file, deleted=vector)
                 at += len(data)
     return result
-
-
-def _bitmap(store: ObjectStore, file: DataFile, more: Indices) -> bytes:
-    bitmap = BitMap64(np.concatenate([deleted_positions(store, file), np.asarray(more, np.uint64)]))
-    bitmap.run_optimize()
-    return MAGIC + bytes(bitmap.serialize())

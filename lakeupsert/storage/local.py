@@ -11,9 +11,10 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 
@@ -23,6 +24,7 @@ from lakeupsert.storage.base import (
     NotFoundError,
     ObjectInfo,
     Requests,
+    Sink,
     StoreUnavailableError,
     UnknownOutcomeError,
     parts_of,
@@ -51,7 +53,7 @@ class LocalStore:
 
     def uri(self, name: str = "") -> str:
         # As `Path.as_uri`, in a sixth of its time: planning needs one for each file.
-        return "file://" + _QUOTED.sub(_quote, os.fsencode(self._path(name))).decode()
+        return "file://" + _QUOTED.sub(lambda byte: b"%%%02X" % byte[0][0], os.fsencode(self._path(name))).decode()
 
     def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
         self.requests.count("get")
@@ -78,39 +80,25 @@ class LocalStore:
         path = self._path(name)
         if os.path.lexists(path):
             return False
-        with self._failures(name):
-            temporary = self._temporary()
+        with self._failures(name), self._temporary() as f:
+            f.write(data)
+            if not self._link(f, path):
+                return False
             try:
-                with open(temporary, "xb") as f:
-                    f.write(data)
-                    f.flush()
-                    os.fsync(f.fileno())
-                if not self._link(temporary, path):
-                    return False
-                try:
-                    _sync_folder(os.path.dirname(path))
-                except OSError as e:  # the link exists, but a power cut may undo it
-                    raise UnknownOutcomeError(path) from e
-                return True
-            finally:
-                _remove(temporary)
+                _sync_folder(os.path.dirname(path))
+            except OSError as e:  # the link exists, but a power cut may undo it
+                raise UnknownOutcomeError(path) from e
+            return True
 
     @contextmanager
-    def write(self, name: str) -> Iterator[pa.NativeFile]:
+    def write(self, name: str) -> Iterator[Sink]:
         self.requests.count("put")
-        with self._failures(name):
-            temporary, path = self._temporary(), self._path(name)
-            try:
-                with pa.OSFile(temporary, "wb") as sink:
-                    yield sink
-                    sink.flush()
-                with open(temporary, "rb") as f:
-                    os.fsync(f.fileno())
-                if not self._link(temporary, path):
-                    raise FileExistsError(errno.EEXIST, "a name that should be unique is taken", path)
-                _sync_folder(os.path.dirname(path))
-            finally:
-                _remove(temporary)
+        path = self._path(name)
+        with self._failures(name), self._temporary() as f:
+            yield f
+            if not self._link(f, path):
+                raise FileExistsError(errno.EEXIST, "a name that should be unique is taken", path)
+            _sync_folder(os.path.dirname(path))
 
     def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
         self.requests.count("list")
@@ -152,15 +140,23 @@ class LocalStore:
     def _path(self, name: str) -> str:
         return os.path.join(self.root, *parts_of(name))
 
-    def _temporary(self) -> str:
+    @contextmanager
+    def _temporary(self) -> Iterator[BinaryIO]:
         self._make_folder(self._scratch)
-        return os.path.join(self._scratch, clock.new_id())
+        path = os.path.join(self._scratch, clock.new_id())
+        try:
+            with open(path, "xb") as f:
+                yield f
+        finally:
+            _remove(path)
 
-    def _link(self, temporary: str, path: str) -> bool:
-        """Link the file to ``path``, without a sync of the folder. Returns whether the name was free."""
+    def _link(self, f: BinaryIO, path: str) -> bool:
+        """Sync the file and link it to ``path``, without a sync of the folder. Returns whether the name was free."""
+        f.flush()
+        os.fsync(f.fileno())
         self._make_folder(os.path.dirname(path))
         try:
-            os.link(temporary, path)
+            os.link(f.name, path)
         except FileExistsError:
             return False
         except OSError as e:
@@ -179,9 +175,8 @@ class LocalStore:
             return
         parent, beside = os.path.dirname(folder), [folder]
         if os.path.isdir(folder):
-            with os.scandir(
-                parent
-            ) as scan:  # one sync covers all folders here, of which there may be one per partition
+            # One sync covers all folders here, of which there may be one per partition.
+            with os.scandir(parent) as scan:
                 beside += [entry.path for entry in scan if _is_folder(entry)]
         else:
             self._make_folder(parent)
@@ -258,10 +253,6 @@ class LocalStore:
             raise
 
 
-def _quote(byte: re.Match[bytes]) -> bytes:
-    return b"%%%02X" % byte[0][0]
-
-
 def _info(name: str, status: os.stat_result) -> ObjectInfo:
     # The time of the last change of the inode, too: whoever rewrites a file in place can set back only that of its content.
     etag = f"{status.st_mtime_ns}-{status.st_ino}-{status.st_ctime_ns}"
@@ -269,12 +260,8 @@ def _info(name: str, status: os.stat_result) -> ObjectInfo:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError as e:
-        if e.errno == errno.ELOOP:
-            return False
-        raise
+    # `isdir` has an answer for a link to itself, too.
+    return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
 
 
 def _sync_folder(folder: str) -> None:
@@ -286,7 +273,5 @@ def _sync_folder(folder: str) -> None:
 
 
 def _remove(path: str) -> None:
-    try:
+    with suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return

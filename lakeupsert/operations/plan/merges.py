@@ -21,13 +21,7 @@ from lakeupsert.pipeline.merge.state import next_state
 from lakeupsert.pipeline.merge.steps import step_of
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.standing import unpublished_up_to
-from lakeupsert.pipeline.strategy import (
-    SMALL_BYTES,
-    Incoming,
-    SplitRule,
-    Strategy,
-    strategy_of,
-)
+from lakeupsert.pipeline.strategy import SMALL_BYTES, Incoming, SplitRule, Strategy, strategy_of
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest, share
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
@@ -182,8 +176,7 @@ def _merge_arrival(
     buckets, rows = plan.buckets, arrival.rows
     stored = [f for b in buckets for f in (*b.data, *b.tombstones)]
     rule = SplitRule.of(settings.bucket_bytes, types, buckets, rows)
-    parts = {b: 0.5**b.bits for b in buckets}
-    incoming = {b: Incoming(arrival.bytes * part, rows * part) for b, part in parts.items()}
+    incoming = {b: Incoming(arrival.bytes * 0.5**b.bits, rows * 0.5**b.bits) for b in buckets}
     if settings.mode == "columns":
         incoming = {b: of_bucket.as_whole_rows(b) for b, of_bucket in incoming.items()}
     kept = [rule.in_place(strategy, b, of_bucket)[0] for b, of_bucket in incoming.items()]

@@ -123,7 +123,8 @@ class UnitResults:
             outputs = [result.cut for result in self._read(history.get_once) if result.cut]
             self._earlier = {*self._names.values(), *(name for output in outputs for name in output.objects)}
             step = after_cut(step, cuts, outputs)
-            self._set_units(step, _runs_of_merges(step))
+            each = runs(zip(step.tasks, _efforts(step), strict=True), lambda pair: pair[1], step.bucket_bytes)
+            self._set_units(step, [Unit(tuple(task for task, _ in run)) for run in each])
 
     def _set_units(self, step: Step, units: Sequence[Unit]) -> None:
         self.step, self.units = step, units
@@ -174,13 +175,6 @@ class UnitResults:
     def delete(self) -> None:
         """Delete the results and what was cut, after the commit."""
         self._resources.discard({*self._names.values(), *self._earlier})
-
-
-def _runs_of_merges(step: Step) -> list[Unit]:
-    """Runs of buckets, each of about one bucket's bytes of work."""
-    pairs = zip(step.tasks, _efforts(step), strict=True)
-    of_units = runs(pairs, lambda pair: pair[1], step.bucket_bytes)
-    return [Unit(tuple(task for task, _ in run)) for run in of_units]
 
 
 def _efforts(step: Step) -> list[float]:
