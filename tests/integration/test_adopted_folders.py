@@ -77,7 +77,6 @@ def by_pandas(folder: Path, lake: pa.Table) -> None:
     lake.to_pandas().to_parquet(folder, partition_cols=["p"])
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("host", ["local", pytest.param("spark", marks=pytest.mark.spark)])
 @pytest.mark.parametrize("write", [by_duckdb, by_polars, by_pandas])
 def test_texts_as_others_escape_them(

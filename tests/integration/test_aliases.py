@@ -92,7 +92,6 @@ def lake(tmp_path: Path) -> Lake:
     return lake
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_files_with_an_alias_are_read_as_those_with_the_tables_name(kind: str, lake: Lake) -> None:
     lake.configure(ALIASES)
@@ -203,7 +202,6 @@ def test_aliases_that_have_no_meaning_are_refused(aliases: str, tmp_path: Path) 
 # ---------------------------------------------------------------- the old name without an alias
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_old_name_is_told_every_night_and_in_the_plan(kind: str, lake: Lake) -> None:
     def told(warnings: Any) -> list[str]:

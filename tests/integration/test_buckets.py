@@ -164,6 +164,7 @@ def test_processes_share_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     lake.check()
 
 
+@pytest.mark.long
 def test_two_workers_that_find_all_units_done_commit_once(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     count = count_units(shared)
     merge_units(shared, range(count - 1))
@@ -183,6 +184,7 @@ def test_two_workers_that_find_all_units_done_commit_once(shared: Lake, monkeypa
     shared.finish_and_check()
 
 
+@pytest.mark.long
 def test_a_compaction_in_units_meets_a_night(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     shared.finish_and_check()
     table = shared.opened

@@ -224,6 +224,7 @@ def test_manifest_with_other_files_stops_the_publisher(tmp_path: Path, catalog: 
     shown.assert_exact()
 
 
+@pytest.mark.long
 def test_version_that_was_lost_and_rebuilt_with_equal_figures_is_shown(
     tmp_path: Path, catalog: CatalogOutsider
 ) -> None:
@@ -264,6 +265,7 @@ def test_only_what_changed_is_sent_in_batches(
     shown.assert_exact()
 
 
+@pytest.mark.long
 def test_merges_rewrite(tmp_path: Path, catalog: CatalogOutsider, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategy, "SMALL_BYTES", 0)
     lakes = [Shown(tmp_path / "lake", catalog, 0).lake, Lake(tmp_path / "plain")]
@@ -391,6 +393,7 @@ class Later(clock.Source):
         return super().now() + timedelta(hours=2)
 
 
+@pytest.mark.long
 def test_vacuum_keeps_manifests_as_long_as_their_files(tmp_path: Path, catalog: CatalogOutsider) -> None:
     """A query that was planned before a publish still reads them."""
     shown = Shown(tmp_path / "lake", catalog, 3)
@@ -422,6 +425,7 @@ def test_vacuum_keeps_what_a_table_that_is_not_whole_points_to(tmp_path: Path, c
     assert shown.rows() == before
 
 
+@pytest.mark.long
 def test_vacuum_deletes_old_manifests_and_keeps_what_is_shown(tmp_path: Path, catalog: CatalogOutsider) -> None:
     shown = Shown(tmp_path / "lake", catalog, 2, superseded_retention="0s", keep_snapshots=1)
     before = shown.rows()

@@ -74,7 +74,7 @@ TYPED = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("values", "type_", "gone"), TYPED.values(), ids=TYPED)
 def test_value_of_its_type_deletes(values: str, type_: pa.DataType, gone: list[Any], tmp_path: Path) -> None:
     feed = Feed(tmp_path, f"values = {values}")
@@ -115,7 +115,7 @@ EQUAL_VALUES: list[tuple[str, pa.Array, bool]] = [
 ]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("value", "column", "deletes", "kept"),
     [(*case, number % 2 == 1) for number, case in enumerate(EQUAL_VALUES)],

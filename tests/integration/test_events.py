@@ -272,6 +272,7 @@ def samples(file: Path) -> dict[str, float]:
 MESSAGES = 400
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @WORKERS
 def test_worker_forgets_its_results(lake: Lake, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,6 @@ def append(lake: Lake, rows: Sequence[Any]) -> None:
 # ---------------------------------------------------------------- every key, against readers and the model
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_versions_are_the_models_and_the_shown_row_is_the_readers(lake: Lake, seed: int) -> None:
     """Ties, late rows and deletes in several files and batches; the last batches are unpublished and unmerged."""

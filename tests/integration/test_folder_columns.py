@@ -96,7 +96,7 @@ def shown(table: Table, *names: str) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for row in rows)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("mode", ["rows", "columns"])
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("kind", FORMATS)

@@ -195,7 +195,6 @@ def test_where_content_decides_a_row_of_the_same_order_as_a_forgotten_delete_is_
     assert refused(lake) == 1
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(("before", "after"), [("90d", "0s"), ("0s", "90d"), (None, "0s"), ("0s", None)])
 def test_retention_holds_from_the_next_batch_on(tmp_path: Path, before: Any, after: Any) -> None:
     """What had been forgotten when an extract came stays so, whatever is set later, when landing is read again too."""

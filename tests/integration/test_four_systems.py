@@ -283,6 +283,7 @@ def merged(records: Sequence[Record]) -> list[tuple[str, ...]]:
     return sorted(tuple(str(row[name]) for name in COLUMNS) for row in found.values())
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 def test_micro_batches_of_a_telecom_store_by_hash(

@@ -747,6 +747,7 @@ def by_day(key: tuple[str, int, int]) -> tuple[int, str]:
     return key[1], key[0]
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("seed", range(6 * TIMES))

@@ -119,7 +119,6 @@ def table_rows(config: str = "lakeupsert.toml") -> list[tuple[Any, ...]]:
 # ---------------------------------------------------------------- landing zones, to the end of a night
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl"])
 @pytest.mark.parametrize("pattern", ["%Y-%m-%d", "%m/%d/%Y", "dt=%Y-%m-%d", "year=%Y/month=%m/day=%d"])
 def test_night_on_the_written_configuration_is_exact(here: Path, ending: str, pattern: str) -> None:
@@ -621,7 +620,7 @@ KEYS: dict[str, tuple[str, list[str], list[str] | None, list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", KEYS)
 def test_key_is_what_tells_things_apart(name: str) -> None:
     header, rows, key, partition_by = KEYS[name]

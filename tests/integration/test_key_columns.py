@@ -296,7 +296,6 @@ def at_noon(record: Record) -> Record:
     return rest | {"at": f"{record['day']}T12:00:00Z"} if record.get("day") else rest
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["nothing", "restore", "lost index", "files again", "rewritten"])
 def test_older_records_are_taken_whatever_became_of_the_index(how: str, tmp_path: Path) -> None:
     """Rows know which record named their partition: `a` by its newest record, `b` by an older one."""

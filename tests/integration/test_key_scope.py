@@ -69,7 +69,6 @@ def test_late_record_of_another_partition_brings_no_second_row(lake: Lake) -> No
     lake.finish_and_check()
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 @pytest.mark.parametrize("each", ["night", "once"])
 def test_key_that_goes_on_and_comes_back_is_there_once(tmp_path: Path, strategy: str, each: str) -> None:

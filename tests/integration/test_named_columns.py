@@ -109,7 +109,6 @@ SIDE_BY_SIDE = [
 ]
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(("later", "first"), SIDE_BY_SIDE)
 @pytest.mark.parametrize("settings", ['[tables.t.schema]\n{} = "string"\n', DELETED], ids=["schema", "delete.column"])
 def test_column_that_comes_with_later_files_may_be_called_nearly_as_another(

@@ -74,7 +74,6 @@ FRUITLESS = {
 """Files of which every row is refused, and that have columns which the table has not."""
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", FRUITLESS)
 @pytest.mark.parametrize("ties", ["arrival", "content"])
 def test_file_without_an_accepted_row_brings_no_column(kind: str, ties: str, tmp_path: Path) -> None:
@@ -222,7 +221,6 @@ def told(warnings: Any, *texts: str) -> list[str]:
     return [w for w in warnings if all(text in w for text in texts)]
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @pytest.mark.parametrize("what", ALMOST)
 def test_value_that_makes_a_column_text_is_told_before_and_after(
@@ -308,7 +306,7 @@ CODES = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @pytest.mark.parametrize(
     ("what", "files"), [(what, files) for what in CODES for files in (1, 2) if (what, files) != ("nan", 2)]

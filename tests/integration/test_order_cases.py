@@ -49,7 +49,7 @@ def expected(case: OrderCase) -> Mapping[str, Any]:
     return {key: case.ranked.index(one) for key, one in won.items() if not one.get(DELETE_FLAG)}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", ORDER_CASES, ids=str)
 def test_engine_arrow_and_the_proof_choose_the_same_winner(case: OrderCase, tmp_path: Path) -> None:
     assert winners(case, tmp_path, "arrow") == expected(case)

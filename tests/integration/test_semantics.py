@@ -94,7 +94,7 @@ def expected(example: Example, block: str) -> tuple[list[str], list[list[str]]]:
     return header, sorted(rows)
 
 
-@pytest.mark.few(len(list(examples())))
+@pytest.mark.few(len(list(examples())) // 2)
 @pytest.mark.parametrize("chosen", ["rewrite", "delta"])
 @pytest.mark.parametrize("example", list(examples()), ids=lambda example: example.name)
 def test_example_of_the_page(example: Example, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_example_with_engine_spark(example: Example, tmp_path: Path, monkeypatch
     run_nights(example, "delta", "spark", tmp_path, monkeypatch)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("chosen", ["rewrite", "delta"])
 @pytest.mark.parametrize("example", list(examples()), ids=lambda example: example.name)
 def test_example_is_proved_and_made_anew(

@@ -87,7 +87,7 @@ def test_a_delete_holds_against_older_records(lake: Lake) -> None:
     assert_proved(lake)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("ts", "wins"), [(1, False), (2, True), (3, True)])
 @pytest.mark.parametrize("deletes", [False, True])
 def test_a_record_that_lands_later_wins_with_the_same_order_or_a_greater_one(

@@ -213,7 +213,6 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda one: ",".join(one) or "none")
 def test_table_opened_by_its_folder_reads_the_same(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
