@@ -3,9 +3,9 @@
 Engine spark states the same order in SQL (`spark_window`), on purpose: `tests/property/test_engines_agree.py` compares both.
 
 Rank = (ordering columns, each with its direction and its rule for null; with `ties` content, whether the record is a delete and
-all its other columns; then the tie-breaks that the caller names, for example batch, file, place in the file). pyarrow sorts and
-compares. Floats are converted to integers first, because pyarrow puts NaN next to null; here NaN is the greatest value and -0.0
-equals 0.0, as in Spark and DuckDB.
+all its other columns; then what the caller names: in a merge batch, file and place in the file, `engine.resolve.TIES`). pyarrow
+sorts and compares. Floats are converted to integers first, because pyarrow puts NaN next to null; here NaN is the greatest value
+and -0.0 equals 0.0, as in Spark and DuckDB.
 """
 
 from collections.abc import Sequence
