@@ -26,7 +26,7 @@ from lakeupsert.operations.plan.plan import Plan, plan
 from lakeupsert.operations.quarantine import quarantined_rows
 from lakeupsert.operations.schema import Column, columns
 from lakeupsert.operations.snapshots import list_snapshots, list_tags, lost_snapshots
-from lakeupsert.pipeline.append.discover import new_files, skipped_files
+from lakeupsert.pipeline.append.discover import discover, skipped_files
 from lakeupsert.pipeline.append.landing_dates import Skipped
 from lakeupsert.pipeline.by_folder import is_folder, open_folder
 from lakeupsert.pipeline.merge.latest import latest
@@ -211,7 +211,7 @@ class ReadOnlyTable:
     @configured
     def new_files(self) -> tuple[LandingInput, ...]:
         """List the landing files that the next `append` would take."""
-        return new_files(self._table)
+        return discover(self._table).inputs
 
     @configured
     def skipped_files(self) -> Skipped | None:

@@ -9,8 +9,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from lakeupsert.config import toml_key
+from lakeupsert.report.numbers import MOST_NAMES as MOST_NAMES
 from lakeupsert.report.numbers import count as count  # re-exported for the modules of the commands
 from lakeupsert.report.numbers import duration, messages
+from lakeupsert.report.numbers import short_list as short_list
 from lakeupsert.report.numbers import size as size
 from lakeupsert.report.numbers import when as when
 from lakeupsert.variables import references
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from lakeupsert.table.snapshot import Snapshot
 
 LABEL_WIDTH = 13
-MOST_NAMES = 3
-"""How many partitions a text names before it only counts the rest."""
 NOT_CHECKED = (
     "manifests (`lakeupsert doctor`)",
     "rows (`lakeupsert reconcile`)",
@@ -425,12 +425,6 @@ def _shown(hook: object) -> object:
         return hook
     parts = urlsplit(hook)
     return f"{parts.scheme}://{parts.hostname}/..."
-
-
-def short_list(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def toml_value(value: object) -> str:

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal, get_args
 
 from lakeupsert.errors import cause_of, split_text
-from lakeupsert.report.numbers import count, duration, when
+from lakeupsert.report.numbers import count, duration, short_list, when
 
 if TYPE_CHECKING:  # `lakeupsert --help` starts without what reads a table
     from lakeupsert.report.nights import Night, ReportData
@@ -19,8 +19,6 @@ if TYPE_CHECKING:  # `lakeupsert --help` starts without what reads a table
 
 Level = Literal["bad", "warn", "note", "good"]
 
-NAMED = 3
-"""How many partitions a finding names."""
 SHORTEST_PAUSE = timedelta(hours=1)
 """The newest data are not old before this, however quickly the batches came one after the other."""
 
@@ -91,10 +89,9 @@ def _partitions_behind(name: str, data: "ReportData") -> Iterator[Finding]:
             group = (p.marks[0], cause_of(p.reason, f"={p.value}"))
             groups[group].append(p.value)
             texts.setdefault(group, p.reason)
-    for group, names in groups.items():
-        mark = group[0]
-        reason, advice = split_text(texts[group])
-        what = f"{_partitions(len(names))} {mark}: {_short(names)}"
+    for (mark, cause), names in groups.items():
+        reason, advice = split_text(texts[mark, cause])
+        what = f"{_partitions(len(names))} {mark}: {short_list(names)}"
         if mark == "dirty":
             yield Finding("warn", what, "Not all of its batches are merged.")
         else:
@@ -104,13 +101,16 @@ def _partitions_behind(name: str, data: "ReportData") -> Iterator[Finding]:
     if data.unaccounted:
         yield Finding(
             "bad",
-            f"Rows of {_partitions(len(data.unaccounted))} are not accounted for: {_short(data.unaccounted)}",
+            f"Rows of {_partitions(len(data.unaccounted))} are not accounted for: {short_list(data.unaccounted)}",
             "The manifests and the ledger count different numbers of rows.",
             commands=(_command("reconcile", name),),
         )
 
 
-REPLAY = "correct what the reasons name, in the settings or at the source; then take these rows again"
+REPLAY = (  # the first three are `engine.replay.UNTRIED`
+    "land a corrected file for unreadable_file, malformed and missing_column; for other reasons correct what they name, in the "
+    "settings or at the source, then take these rows again"
+)
 
 
 def replay(name: str) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ def _restores(data: "ReportData") -> Iterator[Finding]:
     restore = next((n for n in reversed(data.nights) if n.kind == "restore"), None)
     if restore is not None and withdrawn:
         what = f"{restore.note.capitalize()}, by ledger entry {restore.number}"
-        yield Finding("note", what, f"Batches withdrawn: {_short(list(map(str, withdrawn)))}.")
+        yield Finding("note", what, f"Batches withdrawn: {short_list(list(map(str, withdrawn)))}.")
 
 
 def _publishers(name: str, status: "Status") -> Iterator[Finding]:
@@ -195,8 +195,3 @@ def _command(words: str, table: str) -> str:
 
 def _partitions(n: int) -> str:
     return count(n, "partition")
-
-
-def _short(names: Sequence[str]) -> str:
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,5 +1,6 @@
 """Numbers as text for people."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lakeupsert.phrases import count as count
@@ -8,6 +9,16 @@ from lakeupsert.phrases import when as when
 
 if TYPE_CHECKING:
     from lakeupsert.queue import QueueStats
+
+
+MOST_NAMES = 3
+"""How many partitions a text names before it only counts the rest."""
+
+
+def short_list(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def size(n: float) -> str:

@@ -646,6 +646,24 @@ def test_series_that_comes_in_parts_and_again_is_one() -> None:
     assert len(table_rows()) == 140
 
 
+def test_columns_whose_names_differ_by_case_are_one() -> None:
+    lines("landing/1.csv", "id,day,price", *(f"a{i},2020-01-{1 + i % 28:02d},{i}" for i in range(200)))
+    lines("landing/2.csv", "ID,Day,price", *(f"b{i},2020-02-{1 + i % 28:02d},{i or '?'}" for i in range(50)))
+    lines("landing/3.csv", "id,DAY,PRICE", *(f"c{i},2020-03-{1 + i % 28:02d},{i}" for i in range(50)))
+    found = answer("landing")["result"]
+    assert [column["name"] for column in found["columns"]] == ["id", "day", "price"]
+    assert (found["proposed"]["key"], found["proposed"]["partition_by"]) == (["id"], ["day"])
+    assert (found["proposed"]["read"], found["proposed"]["schema"]) == ({"null": "?"}, {})
+    assert len(table_rows()) == 300
+
+
+def test_dates_of_typed_files_add_no_format() -> None:
+    lines("landing/1.csv", "id,day", *(f"a{i},{1 + i % 28:02d}.01.2020" for i in range(200)))
+    write("landing/2.parquet", [{"id": f"b{i}", "day": datetime(2020, 1, 1 + i % 28)} for i in range(200)])
+    found = proposed("landing")
+    assert found["read"] == {"dates": {"day": "%d.%m.%Y"}}
+
+
 @pytest.mark.parametrize("endings", [[".csv"], [".jsonl"], [".parquet"], [".csv", ".parquet"]])
 def test_types_of_the_proposal_are_those_of_the_table(endings: list[str]) -> None:
     """A key of a text file stays text, so that 0042 stays 0042, also if other files have numbers."""

@@ -224,7 +224,10 @@ class ReadingChoices:
         for name, values in rows.values.items():
             if not is_string(values.type) and not (is_integer(values.type) and is_named(name, "day")):
                 continue
-            words = convert(values, pa.string())[0].drop_null()
+            types = zip(rows.paths, (file.get(name, pa.null()) for file in rows.columns_of), strict=True)
+            # A column that a typed file has as dates needs no format.
+            written = np.array([not format_of(p, "auto").typed or is_string(t) or is_integer(t) for p, t in types])
+            words = convert(values.filter(pa.array(written[rows.file])), pa.string())[0].drop_null()
             chosen = choose_formats(name, words.filter(pc.invert(pc.is_in(words, null))))
             if chosen is not None:
                 dates[name] = chosen.value[0] if len(chosen.value) == 1 else chosen.value
@@ -241,8 +244,7 @@ def choose_reading(
 
     ``folders``: the columns that their folders give.
     """
-    chosen = choose_files(files)
-    choices = ReadingChoices(store, chosen, folders)
+    choices = ReadingChoices(store, choose_files(files), folders)
     choices.add_dialects()
     names = list(choices.rows.values)
     if envelope := find_envelope(names):
@@ -278,7 +280,7 @@ def _replaces(one: str, other: str, rows: Sample) -> bool:
     first, second = (next(file for file in files if name in file) for name in (one, other))
     words = words_of(one), words_of(other)
     similar = words[0] < words[1] or words[1] < words[0] or find_typo(one, [other]) is not None
-    return similar and 2 * len(first & second) >= max(len(first), len(second))
+    return similar and 2 * len(first.keys() & second.keys()) >= max(len(first), len(second))
 
 
 def _sniff_file(store: ObjectReader, file: ObjectInfo) -> _Sniffed | None:

@@ -20,6 +20,7 @@ from lakeupsert.landing.formats.dominant import DominantType, combine
 from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.landing.formats.registry import format_of
 from lakeupsert.landing.glimpse import Beginning, read_beginning
+from lakeupsert.phrases import count
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.rows.tojson import to_json_values
@@ -52,7 +53,7 @@ class Sample:
 
     Attributes:
         paths: the files.
-        columns_of: the names of the columns of each file.
+        columns_of: the columns of each file, with their types.
         whole: whether all their rows were read.
         file: the index of each row's file.
         values: the values of each column, one a row; null if the row's file lacks the column.
@@ -63,10 +64,14 @@ class Sample:
 
     def __init__(self, beginnings: Sequence[tuple[str, Beginning]]) -> None:
         self.dominant_types: dict[str, DominantType | None] = {}
-        for _, first in beginnings:
+        called: dict[str, str] = {}  # names that differ only by case are one column, as in a table
+        tables = []
+        for path, first in beginnings:
+            own = [called.setdefault(name.lower(), name) for name in first.rows.schema.names]
+            tables.append((path, first.rows.rename_columns(own)))
             for column, more in first.survey.dominant_types.items():
-                self.dominant_types[column] = combine(self.dominant_types.get(column), more)
-        tables = [(name, first.rows) for name, first in beginnings]
+                name = called[column.lower()]
+                self.dominant_types[name] = combine(self.dominant_types.get(name), more)
         types: dict[str, pa.DataType] = {}
         for name, table in tables:
             typed = format_of(name, "auto").typed
@@ -82,7 +87,7 @@ class Sample:
             for name, type_ in ((n, without_nulls(t)) for n, t in types.items())
         }
         self.paths = [path for path, _ in tables]
-        self.columns_of = [frozenset(table.schema.names) for _, table in tables]
+        self.columns_of = [dict(zip(table.schema.names, table.schema.types, strict=True)) for _, table in tables]
         self.whole = all(first.whole for _, first in beginnings)
         self.file = np.repeat(np.arange(len(tables)), np.array([len(t) for _, t in tables], np.int64))
         self.count = len(self.file)
@@ -113,9 +118,7 @@ class Sample:
     @cached_property
     def fresh(self) -> Mask:
         _, firsts = np.unique(self.group(self.values), return_index=True)
-        mask = np.zeros(self.count, bool)
-        mask[firsts] = True
-        return mask
+        return np.isin(np.arange(self.count), firsts)
 
     def present(self, names: Iterable[str]) -> Mask:
         """Which rows have a value in each of these columns."""
@@ -156,7 +159,7 @@ def read_sample(store: ObjectReader, files: Sequence[ObjectInfo], reading: Readi
     """The first rows of ``files``, which `choose_files` chose, and why some of them can't be read."""
     beginnings, failures = read_beginnings(store, files, ROWS // len(files), BYTES // len(files), reading)
     more = len(failures) - 3
-    return Sample(beginnings), failures[:3] + ([f"{more} more files can't be read"] if more > 0 else [])
+    return Sample(beginnings), failures[:3] + ([f"{count(more, 'more file')} can't be read"] if more > 0 else [])
 
 
 def read_beginnings(

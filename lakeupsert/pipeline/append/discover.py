@@ -235,11 +235,6 @@ def discover(table: OpenTable, options: AppendOptions = ALL_NEW, excluded: Colle
     )
 
 
-def new_files(table: OpenTable) -> tuple[LandingInput, ...]:
-    """The landing files that the next batch would take. Raises ConfigurationError as `discover` does."""
-    return discover(table).inputs
-
-
 def skipped_files(table: OpenTable, limit: int) -> Skipped | None:
     """The files that have no date by `landing_dates` among the first ``limit`` names in the landing zone; None if none."""
     pattern = table.settings.landing_dates

@@ -34,9 +34,9 @@ def refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry, exa
     files = ", ".join(map(table.resources.store.uri, names))
     raise RefusedError(
         "quarantine-limit",
-        f"Batch of {count(len(entry.files), 'file')} for table {table.name!r}: {refused} of {rows} rows would be quarantined "
-        f"({reasons}), but `quarantine_limit` allows {allowed}. For example {examples[usual]} Nothing was committed. The "
-        f"refused rows are in {files} (Parquet).",
+        f"Batch of {count(len(entry.files), 'file')} for table {table.name!r}: {refused:,} of {rows:,} rows would be quarantined "
+        f"({reasons}), but `quarantine_limit` allows {allowed}. For example {examples[usual].rstrip('.')}. Nothing was "
+        f"committed. The refused rows are in {files} (Parquet).",
         next=f"look at them (`lakeupsert quarantine {' '.join(names)}`), then correct the setting that the reason "
         "names, or the landing files, or raise `quarantine_limit`, and run the same command again",
     )
