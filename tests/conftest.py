@@ -1,5 +1,6 @@
 """One Spark session and one server of each kind for the whole run, and folders in memory."""
 
+import gc
 import hashlib
 import importlib.util
 import os
@@ -23,6 +24,7 @@ from lakeupsert import clock
 from tests.harness import servers
 from tests.harness.proxy import FaultProxy, fault_proxy
 
+gc.disable()  # until all is imported: to look for garbage meanwhile takes a sixth of that time, and finds none
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a process that signal 11 ends tells where each of its threads was
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -75,6 +77,11 @@ def pytest_pycollect_makeitem() -> Iterator[Any]:
     for case in {*cases} - {*_spread(cases, count)}:
         case.add_marker(pytest.mark.long)
     return made
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def _mark_needs(case: pytest.Function) -> bool:

@@ -371,7 +371,7 @@ class Later(clock.Source):
 @pytest.mark.usefixtures("few_metadata_files")
 def test_vacuum_deletes_what_no_kept_snapshot_needs(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 1, superseded_retention="1h", keep_snapshots=2)
-    for number in range(1, 9):
+    for number in range(1, 7):
         keys = range(number, 90, 20)
         lake.land(f"{number}.jsonl", [row(f"k{i:03}", day, number, i) for day in range(3) for i in keys])
         lake.run()
@@ -437,6 +437,7 @@ def test_manifests_say_what_came_when_and_what_went(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.long
 def test_both_publishers_at_once(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 3, publishers=("delta", "iceberg"))
     assert {name: (s.snapshot, s.behind) for name, s in lake.table.status().publishers.items()} == {

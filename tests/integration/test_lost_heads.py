@@ -298,7 +298,7 @@ def test_manifest_of_an_older_snapshot_is_missed_by_doctor(lake: Lake) -> None:
 def test_the_check_of_manifests_takes_one_list(folder: Path) -> None:
     lake = Lake(folder)
     lists = []
-    for night, days in ((1, 40), (2, 1), (3, 1)):
+    for night, days in ((1, 10), (2, 1), (3, 1)):
         lake.land(f"{night}.jsonl", [row("a", day, night) for day in range(days)])
         lake.run()
         before = lake.table.requests["list"]

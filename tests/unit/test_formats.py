@@ -131,7 +131,7 @@ DIALECTS: list[tuple[Reading, str]] = [
 ]
 
 
-@pytest.mark.few(48)
+@pytest.mark.few(24)
 @pytest.mark.usefixtures("_any_block_size")
 @pytest.mark.parametrize(("reading", "text"), DIALECTS)
 @pytest.mark.parametrize("lines", ["\n", "\r\n", "\r"])
@@ -325,6 +325,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 each_compression = pytest.mark.parametrize("ending", PACK)
 
 
+@pytest.mark.few(12)
 @each_compression
 @pytest.mark.usefixtures("_any_block_size")
 def test_compressed_text_is_read_at_the_places_of_the_text(landing: Landing, ending: str) -> None:
@@ -623,8 +624,8 @@ def test_what_is_read_bit_by_bit_is_fetched_in_few_parts(
     landing: Landing, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a remote store each read is a request."""
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 18)
-    rows = [{"id": hashlib.sha256(b"%d" % i).hexdigest(), "day": date(2026, 1, 1), "at": i} for i in range(30_000)]
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 16)
+    rows = [{"id": hashlib.sha256(b"%d" % i).hexdigest(), "day": date(2026, 1, 1), "at": i} for i in range(8_000)]
     text = "id,day,at\n" + "".join(f"{r['id']},{r['day']},{r['at']}\n" for r in rows)
     landing.reading = Reading(format="csv", encoding="utf-16") if name == "a.utf16" else Reading()
     file = landing.put(
@@ -659,8 +660,8 @@ def test_what_is_read_bit_by_bit_is_fetched_in_few_parts(
     opened = LocalStore.open
     monkeypatch.setattr(LocalStore, "open", counted)
     accepted, _ = landing.read(file, spec_of())
-    assert len(accepted) == 30_000
-    assert len(asked) <= 3 + file.size / (1 << 18) + 2
+    assert len(accepted) == 8_000
+    assert len(asked) <= 3 + file.size / (1 << 16) + 2
 
 
 @pytest.mark.parametrize(
@@ -927,7 +928,7 @@ def test_file_that_comes_in_no_envelope_is_unreadable(landing: Landing, name: st
 # ---------------------------------------------------------------- looks at a part
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.xz", "a.utf16", "a.avro"])
 def test_preview_of_what_can_only_be_read_from_its_beginning_is_of_its_beginning(
     landing: Landing, name: str, monkeypatch: pytest.MonkeyPatch

@@ -12,9 +12,9 @@ from lakeupsert.pipeline import history
 from lakeupsert.table import ledger
 from tests.harness.lake import Lake, row
 
-HEADERS_TOGETHER = 16
+HEADERS_TOGETHER = 8
 """Instead of 64: each batch of these tests is an append."""
-BATCHES = 2 * HEADERS_TOGETHER + 10
+BATCHES = 2 * HEADERS_TOGETHER + 5
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -256,7 +256,7 @@ def test_long_list_is_one_comparison_and_a_long_condition_is_refused() -> None:
     assert kept(f"n IN ({', '.join(map(str, many))})", table) == [1, 2]
     assert kept(f"n NOT IN ({', '.join(map(str, many))})", table) == [0, 3]
     assert kept(" OR ".join(f"n = {i}" for i in range(200)), table) == [1]
-    for column, count in (("n", 201), ("n", 3_000)):
+    for column, count in (("n", 201), ("n", 1_000)):
         with pytest.raises(ConfigurationError, match="more than 200 comparisons"):
             kept(" OR ".join(f"{column} = {i}" for i in range(count)), table)
     with pytest.raises(ConfigurationError, match="more than 200 comparisons"):
