@@ -226,7 +226,7 @@ REMEDIES = {
 
 def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> list[Fact]:
     if appended is None:
-        return [("appended", f"nothing: no new file in {settings.landing}")]
+        return [("appended", f"nothing: no new file in {settings.landing} (names that begin with _ or . do not count)")]
     entry = appended.entry
     source = f"replay of {count(entry.rows_read, 'quarantined row')}"
     source = source if entry.replayed else count(len(entry.files), "file")

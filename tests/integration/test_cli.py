@@ -258,7 +258,10 @@ def test_run_again_finds_nothing_to_do(lake: Path) -> None:
     assert found["result"]["append"] == {"batches": []}
     assert found["result"]["dedupe"] == {"partitions": []}
     assert found["result"]["publish"]["partitions_changed"] == 0
-    assert "nothing: no new file in" in done("run", "--host", "local")
+    land(night(2), "_late.csv")
+    said = done("run", "--host", "local")
+    assert "nothing: no new file in" in said
+    assert "(names that begin with _ or . do not count)" in said
 
 
 def test_quarantined_rows_alone_are_a_warning(lake: Path) -> None:
