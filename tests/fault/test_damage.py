@@ -68,11 +68,6 @@ def rows_of(table: Table, snapshot: str) -> Any:
     return table.to_arrow(snapshot).read_all()
 
 
-def status_of(table: Table) -> Any:
-    status = table.status()
-    return {name: getattr(status, name) for name in status.__struct_fields__ if name not in ("queue", "large_queue")}
-
-
 def snapshots_of(table: Table) -> Any:
     if lost := table.lost_snapshots():
         raise Told("lost-snapshots", f"/{lost}", next="-")
