@@ -82,8 +82,8 @@ def measure(settings: TableSettings, shape: str, stored: int, incoming: int) -> 
     head = table.history.ledger_head()
     snapshot = table.history.last_snapshot()
     [partition] = head.body.touched
-    newest = table.history.newest(partition, snapshot)
-    state = next_state(table.history, partition, head.number, snapshot and snapshot.body, newest)
+    newest = table.history.heads([partition])
+    state = next_state(table.history, partition, head.number, snapshot and snapshot.body, newest.get(partition))
     step = step_of(table.history, table.settings, state)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew

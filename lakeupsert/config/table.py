@@ -102,7 +102,7 @@ def _why_unfit(raw: dict[str, object], e: msgspec.ValidationError) -> str:
     expected = re.match(r"Expected `([^`]+)`( of length)?(?: >= (\d+))?(?:, got `(\w+)`)?", text)
     got = expected and expected[4]
     found = list(_settings_at(raw, steps))
-    name, value = next((one for one in found if (_json_type(one[1]) == got if got else not one[1])), found[0])
+    name, value = next((one for one in found if (type(one[1]) is _TYPES_OF.get(got) if got else not one[1])), found[0])
     if missing := re.match(r"Object missing required field `(\w+)`", text):
         return f"{name} lacks `{missing[1]}`"
     if expected is None:
@@ -136,10 +136,6 @@ def _choices(steps: Sequence[str]) -> tuple[object, ...]:
         hint = get_args(hint)[step == "[...]"] if step[0] == "[" else get_type_hints(hint)[step]
         hint = get_args(hint)[0] if type(None) in get_args(hint) else hint
     return get_args(hint)
-
-
-def _json_type(value: object) -> str:
-    return next((name for name, its in _TYPES_OF.items() if type(value) is its), "")
 
 
 def _with_texts(raw: dict[str, object]) -> dict[str, object]:

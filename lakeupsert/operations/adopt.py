@@ -111,8 +111,7 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
     if table.history.objects.ledger.append(entry, None).result != "won":
         raise _already(table.resources.store)
     # Other attempts may have left manifests: each chain now gets what entry 0 says, even if that is nothing.
-    chains = f"{HOME}/partitions/"
-    names = {info.name.removeprefix(chains).rpartition("/")[0] for info in table.resources.store.list(chains)}
+    names = table.history.objects.list_manifests().heads.keys()
     _write_manifests(table, sorted(names | set(touched)), touched, statistics, is_winner=True)
     published = publish(table)
     return AdoptResult(

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.standing import is_merged
 from lakeupsert.queue import DeadLetter, Message
-from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,8 @@ def redrive(table: OpenTable, selected: Callable[[str], bool] = lambda partition
         wanted = {
             x.message for x in letters if x.message and is_ours(table, x.message) and selected(x.message.partition)
         }
-        done = {message for message in wanted if _is_done(table.history.objects, message)}
+        heads = table.history.heads({message.partition for message in wanted})
+        done = {x for x in wanted if x.partition in heads and _is_done(heads[x.partition].body, x)}
         redriven, dropped = queue.redrive(wanted - done, drop=done)
         total = RedriveResult(
             (*total.letters, *letters),
@@ -51,11 +51,8 @@ def redrive(table: OpenTable, selected: Callable[[str], bool] = lambda partition
     return total
 
 
-def _is_done(objects: TableObjects, message: Message) -> bool:
-    if message.work is None:
-        return is_merged(objects, message.partition, message.batch)
-    head = objects.partition(message.partition).head()
-    return head is not None and head.body.reprocessed == message.work
+def _is_done(head: Manifest, message: Message) -> bool:
+    return head.merged >= message.batch if message.work is None else head.reprocessed == message.work
 
 
 def is_ours(table: OpenTable, message: Message) -> bool:

@@ -81,9 +81,8 @@ class ReprocessPlan:
 
     def left(self, table: OpenTable) -> list[str]:
         """Partitions that no worker has rewritten yet."""
-        heads = {p: table.history.objects.partition(p).head() for p in self.heads}
-        done = {p: head.body.reprocessed if head else None for p, head in heads.items()}
-        return [p for p, head in self.heads.items() if done[p] == head.body.reprocessed]
+        now = table.history.heads(self.heads)
+        return [p for p, old in self.heads.items() if p not in now or now[p].body.reprocessed == old.body.reprocessed]
 
     def unseen(self, table: OpenTable) -> list[str]:
         """Partitions whose old files readers still see: the new version has a newer batch in it, which is not published."""
@@ -174,9 +173,9 @@ def reprocess(
     snapshot, last = table.history.last_snapshot(), table.history.ledger_head()
     shown = snapshot.body if snapshot else None
     known = {*(shown.partitions if shown else ()), *unpublished(table.history, snapshot, last)}
-    newest = {
-        p: table.history.newest(p, snapshot, from_landing=choice is not None) for p in sorted(filter(selected, known))
-    }
+    wanted = sorted(filter(selected, known))
+    found, from_landing = table.history.heads(wanted), choice is not None
+    newest = {p: table.history.behind(snapshot, p, found.get(p), from_landing=from_landing) for p in wanted}
     heads = {p: head for p, head in newest.items() if head is not None and head.body.buckets}
     if choice is None:
         stored = [head.body for head in heads.values()]

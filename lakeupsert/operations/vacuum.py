@@ -31,7 +31,7 @@ from lakeupsert.pipeline.publishers import Publishers, PublisherStanding
 from lakeupsert.pipeline.table_keys import named_index
 from lakeupsert.storage import SCRATCH, ObjectInfo
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import HOME, KEYS, STATEMENT_ROWS, TableObjects, base_prefix
+from lakeupsert.table.layout import HOME, KEYS, PARTITIONS, STATEMENT_ROWS, TableObjects, base_prefix
 from lakeupsert.table.ledger import LedgerEntry, RestorePoint, next_stamp
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
@@ -48,7 +48,6 @@ UNITS_KEPT = timedelta(days=1)
 an abandoned merge in units is kept as long."""
 UNFINISHED_KEPT = timedelta(days=1)
 """Younger incomplete objects are kept: a writer may still complete them."""
-_CHAINS = f"{HOME}/partitions/"
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,7 @@ class _Survey:
             ]
         )
         self._entries = table.history.entries(low - 1, ledger.number)
-        chains = {f.removeprefix(_CHAINS) for f in self._objects if f.startswith(_CHAINS)}
+        chains = {f.removeprefix(PARTITIONS) for f in self._objects if f.startswith(PARTITIONS)}
         touched = {partition for link in self._entries for partition in link.body.touched}
         for partition in sorted(chains | touched | self._newest.partitions.keys()):  # other folders are not ours
             self._survey_partition(partition)
@@ -308,7 +307,7 @@ class _Survey:
             link = self._version(partition, number) if number < min(needed, default=0) else None
             if link is not None and self._age(link.written_at) > VERSIONS_KEPT:
                 name = chain.name(number)
-                found = self._objects[f"{_CHAINS}{partition}"][name]
+                found = self._objects[f"{PARTITIONS}{partition}"][name]
                 self._add(found, "an old version, and no kept snapshot goes back so far", partition, None)
 
     def _is_whole(self, partition: str, versions: Sequence[int], shown: int, objects: int) -> bool:
@@ -320,7 +319,7 @@ class _Survey:
             return False
         figures = {v.version: v for s in self._snapshots.values() if (v := s.body.partitions.get(partition))}
         held = {s.partitions[partition].version for s in self._held.values() if partition in s.partitions}
-        chain, listed = self._table.history.objects.partition(partition), self._objects[f"{_CHAINS}{partition}"]
+        chain, listed = self._table.history.objects.partition(partition), self._objects[f"{PARTITIONS}{partition}"]
         first, needed = shown, 0
         for number in sorted((n for n in figures if n < shown), reverse=True):
             successor = listed.get(chain.name(number + 1))
@@ -336,7 +335,7 @@ class _Survey:
 
     def _numbers(self, partition: str) -> list[int]:
         chain = self._table.history.objects.partition(partition)
-        return sorted(map(chain.number, self._objects[f"{_CHAINS}{partition}"]))
+        return sorted(map(chain.number, self._objects[f"{PARTITIONS}{partition}"]))
 
     def _head(self, partition: str) -> Link[Manifest] | None:
         versions = self._numbers(partition)

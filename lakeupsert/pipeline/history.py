@@ -1,9 +1,8 @@
 """The specs, ledger entries, snapshots and manifests that were read of a table. None ever changes, so each is read once."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import TypeVar
 
 import msgspec
 
@@ -11,11 +10,11 @@ from lakeupsert import clock
 from lakeupsert.config import Reading
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
 from lakeupsert.pipeline.declared import Declaration
-from lakeupsert.pipeline.resources import CONCURRENT_REQUESTS, Resources
+from lakeupsert.pipeline.resources import Resources
 from lakeupsert.storage import NotFoundError, UnknownOutcomeError
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import FORMAT, Link, refuse_newer
-from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.layout import LISTED_TOGETHER, Manifests, TableObjects
 from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, without_touched
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import Snapshot
@@ -25,10 +24,12 @@ from lakeupsert.table.work import RewriteOrder, read_order
 KEPT_ENTRIES = 64
 """How many ledger entries that readers see a worker remembers. More: it grows by about 2 kB for each partition that a batch
 touches. Fewer: a partition that lags behind reads them more often."""
+KEPT_BUCKETS = 1024
+"""Buckets of the manifests that stay in memory, the last ones first: some 10 MB. Fewer: `publish` reads again what it merged."""
+LOOK_SECONDS = 30.0
+"""How long workers take heads from one listing. Longer: who gets a message that another worker has answered merges in vain."""
 KEPT_OBJECTS = 256
 """How many objects `History.get_once` keeps: results of cuts of some 10 kB, which every unit of a partition reads."""
-
-Kept = TypeVar("Kept")
 
 
 class History:
@@ -39,9 +40,9 @@ class History:
         self._entries: dict[int, Link[LedgerEntry]] = {}  # `forget_published` drops most that readers see
         self._specs: dict[int, TableSpec] = {}  # kept for good
         self._headers: list[LedgerEntry] = []  # kept for good, and grown
-        self._snapshot: Link[Snapshot] | None = None  # the last one; one LIST finds a newer one
-        self._heads: dict[str, Link[Manifest]] = {}  # of the last call of `heads`
-        self._newest: dict[str, Link[Manifest]] = {}  # the last few
+        self.known_snapshot: Link[Snapshot] | None = None  # the last one read; one LIST finds a newer one
+        self.kept_heads: dict[str, Link[Manifest]] = {}  # the last ones; replaced, never changed
+        self._look: tuple[Link[Snapshot] | None, Manifests | None] = None, None  # of the last `look`
         self._works: dict[str, RewriteOrder] = {}  # kept for good
         self._immutable: dict[str, bytes] = {}  # the last `KEPT_OBJECTS`
 
@@ -103,24 +104,22 @@ class History:
 
     def entry(self, number: int) -> Link[LedgerEntry] | None:
         """One ledger entry; None if the ledger has no entry of that number."""
-        if number not in self._entries:
-            found = self.objects.ledger.get(number)
-            if found is None:
-                return None
+        found = self._entries.get(number) or self.objects.ledger.get(number)
+        if found is not None:
             self._entries[number] = found
-        return self._entries[number]
+        return found
 
     def entries(self, low: int, high: int) -> list[Link[LedgerEntry]]:
         """Ledger entries with low < number <= high, in ascending order."""
         for number in range(low + 1, high + 1):
             if number not in self._entries:
-                self._entries.update({link.number: link for link in self.objects.ledger.between(number - 1, number)})
+                [self._entries[number]] = self.objects.ledger.between(number - 1, number)
         return [self._entries[number] for number in range(low + 1, high + 1)]
 
     def forget_published(self) -> None:
         """Drop ledger entries that the last snapshot shows, if there are many: a worker may live for months. An entry that is
         needed again is read again. No other thread may use the table meanwhile."""
-        shown = self._snapshot.body.batch if self._snapshot else 0
+        shown = self.known_snapshot.body.batch if self.known_snapshot else 0
         old = [number for number in self._entries if number < min(shown, max(self._entries))]
         if len(old) > KEPT_ENTRIES:
             for number in old:
@@ -135,13 +134,15 @@ class History:
         head = self.newest_entry()
         lost = self.lost_snapshot(head)
         if head is not None and lost is not None:
-            raise self.objects.missing_snapshot(lost, head.number, self._snapshot.number if self._snapshot else None)
+            raise self.objects.missing_snapshot(
+                lost, head.number, self.known_snapshot.number if self.known_snapshot else None
+            )
         return head
 
     def lost_snapshot(self, head: Link[LedgerEntry] | None) -> int | None:
         """The number of the snapshot that the writer of ``head`` saw, if that snapshot is missing; else None."""
         known = head.body.snapshot if head is not None else None
-        if known is None or (self._snapshot is not None and self._snapshot.number >= known):
+        if known is None or (self.known_snapshot is not None and self.known_snapshot.number >= known):
             return None
         newest = self.last_snapshot()  # somebody may have published between the two reads
         return known if newest is None or newest.number < known else None
@@ -153,7 +154,7 @@ class History:
         number of a lost entry, and no worker would merge that batch.
         """
         head = self.objects.ledger.head(self._entries.get(max(self._entries, default=-1)))
-        snapshot = snapshot or self._snapshot
+        snapshot = snapshot or self.known_snapshot
         shown = snapshot.body.batch if snapshot else -1
         if shown > (head.number if head else -1):
             raise DamagedTableError(
@@ -197,42 +198,71 @@ class History:
         return self._headers[: high + 1]
 
     def last_snapshot(self) -> Link[Snapshot] | None:
-        self._snapshot = self.objects.snapshots.head(self._snapshot)
-        return self._snapshot
+        self.known_snapshot = self.objects.snapshots.head(self.known_snapshot)
+        return self.known_snapshot
 
-    @property
-    def known_snapshot(self) -> Link[Snapshot] | None:
-        """The snapshot that was read last, without a request; None if there was none."""
-        return self._snapshot
+    def heads(self, partitions: Collection[str], listed: Manifests | None = None) -> dict[str, Link[Manifest]]:
+        """The newest version of each partition that has one, now or when it was ``listed``. A kept one is not read again."""
+        listed, known = listed or self._list_for(len(partitions)), self.kept_heads
 
-    def heads(self, partitions: Iterable[str]) -> dict[str, Link[Manifest]]:
-        """The newest version of each partition that has one. Versions that the last call returned are not read again."""
-        partitions = list(partitions)
-        found = self._resources.map_concurrently(
-            lambda p: self.objects.partition(p).head(self._heads.get(p)), partitions
-        )
-        heads = {p: head for p, head in zip(partitions, found, strict=True) if head is not None}
-        self._heads = heads
-        return heads  # not `self._heads`, which another thread may have replaced
+        def head(partition: str) -> Link[Manifest] | None:
+            chain, kept = self.objects.partition(partition), known.get(partition)
+            if listed is None:
+                return chain.head(kept)
+            if kept is not None and kept.read_at > listed.read_at:
+                return kept  # read or committed since
+            info = listed.heads.get(partition)
+            return chain.listed_head(info, listed.read_at, kept) if info else None
 
-    def newest(
+        found = zip(partitions, self._resources.map_concurrently(head, partitions), strict=True)
+        heads = {partition: link for partition, link in found if link is not None}
+        self.keep_heads(heads)
+        return heads
+
+    def keep_heads(self, heads: Mapping[str, Link[Manifest]]) -> None:
+        """Keep these newest versions, and the last ones before up to `KEPT_BUCKETS`."""
+        kept, buckets = dict(heads), 0
+        for partition, link in self.kept_heads.items():
+            buckets += len(link.body.buckets)
+            if buckets <= KEPT_BUCKETS:
+                kept.setdefault(partition, link)
+        self.kept_heads = kept
+
+    def look(self, asked: int) -> tuple[Link[Snapshot] | None, Manifests | None]:
+        """The newest snapshot, and a listing for `heads` of so many partitions that was made after it; None: they need none.
+
+        Both may be those of an earlier call, `LOOK_SECONDS` ago at most. A commit behind an old head finds its number taken.
+        """
+        _, listed = self._look
+        if asked == 1 or listed is None or clock.elapsed() - listed.read_at > LOOK_SECONDS:
+            # In this order: with an older listing, a version published meanwhile would look lost.
+            self._look = self.last_snapshot(), self._list_for(asked)
+        return self._look
+
+    def forget_look(self) -> None:
+        self._look = None, None
+
+    def _list_for(self, asked: int) -> Manifests | None:
+        """A listing of all manifests, if that takes fewer requests than a LIST for each of so many partitions."""
+        stored = self.known_snapshot.body.manifests if self.known_snapshot and asked > 1 else 0
+        return self.objects.list_manifests() if 0 < stored <= (asked - 1) * LISTED_TOGETHER else None
+
+    def behind(
         self,
-        partition: str,
         snapshot: Link[Snapshot] | None,
+        partition: str,
+        head: Link[Manifest] | None,
         *,
         from_landing: bool = False,
         up_to: int | None = None,
     ) -> Link[Manifest] | None:
-        """The newest version of a partition; None if there is none yet.
+        """The version of a partition to append behind: its ``head``, None if it has no version yet.
 
         Raises DamagedTableError if ``snapshot``, read before, shows a version that is missing: a version appended behind the
         remaining ones would lose its rows silently. Two callers need nothing of the missing version and get a stand-in to
         append behind, so that their version takes its place: a rebuild ``from_landing``, and a merge ``up_to`` a batch
         behind a restore, which begins from the version that the restore names.
         """
-        head = self.objects.partition(partition).head(self._newest.get(partition))
-        if head is not None:
-            _keep(self._newest, partition, head, CONCURRENT_REQUESTS)
         if snapshot is None or not snapshot.body.lost(partition, head):
             return head
         shown = snapshot.body.partitions[partition]
@@ -256,7 +286,7 @@ class History:
         """One version of a partition; -1 is the empty one before the first."""
         if number < 0:
             return Manifest(partition=partition, merged=0, spec_version=0)
-        known = self._heads.get(partition)
+        known = self.kept_heads.get(partition)
         found = known if known and known.number == number else self.objects.partition(partition).get(number)
         if found is None:
             head = self.objects.partition(partition).head()
@@ -266,19 +296,14 @@ class History:
 
     def get_once(self, name: str) -> bytes:
         """An object that never changes. The last ones are kept for those who ask again. Raises NotFoundError."""
-        if name not in self._immutable:
-            _keep(self._immutable, name, self.objects.store.get(name), KEPT_OBJECTS)
-        return self._immutable[name]
+        found = self._immutable.get(name)
+        if found is None:
+            found = self._immutable[name] = self.objects.store.get(name)
+            for oldest in list(self._immutable)[:-KEPT_OBJECTS]:
+                self._immutable.pop(oldest, None)  # another thread may have been faster
+        return found
 
     def work(self, name: str) -> RewriteOrder:
         if name not in self._works:
             self._works[name] = read_order(self.objects.store, name)
         return self._works[name]
-
-
-def _keep(known: dict[str, Kept], name: str, value: Kept, most: int) -> None:
-    """Add to a dict the ``most`` newest entries of which stay."""
-    known.pop(name, None)
-    known[name] = value
-    for oldest in list(known)[:-most]:
-        known.pop(oldest, None)  # another thread may have been faster

@@ -6,7 +6,7 @@ from lakeupsert.errors import DamagedTableError
 from lakeupsert.pipeline.history import History
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import HOME, TableObjects, rebuild_command
+from lakeupsert.table.layout import Manifests, TableObjects, rebuild_command
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import Snapshot
 
@@ -41,23 +41,20 @@ def refuse_another_entry(history: History, manifest: Manifest, snapshot: Snapsho
     )
 
 
-def missing_manifests(objects: TableObjects, snapshots: Mapping[int, Snapshot]) -> dict[str, DamagedTableError]:
+def missing_manifests(
+    objects: TableObjects, snapshots: Mapping[int, Snapshot], listed: Manifests | None = None
+) -> dict[str, DamagedTableError]:
     """The partitions of which one of these snapshots names a manifest that is missing, with the error for it.
 
-    One LIST for every 1,000 manifests that are stored. One that the listing lacks is asked for before it counts as missing:
-    listings of network file systems may be old.
+    An absent one is asked for before it counts as missing: listings of network file systems may be old. ``listed`` has looked
+    for all that are not known to be stored; None: a new listing does.
     """
-    wanted: dict[str, tuple[int, str, int]] = {}
-    for number, snapshot in sorted(snapshots.items()):
-        for partition, shown in snapshot.partitions.items():
-            name = objects.partition(partition).name(shown.version)
-            wanted[name] = number, partition, shown.version
-    for info in objects.store.list(f"{HOME}/partitions/"):
-        wanted.pop(info.name, None)
-    absent = [(name, *one) for name, one in wanted.items() if objects.store.head(name) is None]
+    absent = (listed or objects.list_manifests(snapshots.values())).absent
     return {
-        partition: objects.missing(partition, version, f"Snapshot {number}", lost=number == max(snapshots))
-        for _, number, partition, version in absent
+        partition: objects.missing(partition, shown.version, f"Snapshot {number}", lost=number == max(snapshots))
+        for number, snapshot in sorted(snapshots.items())
+        for partition, shown in snapshot.partitions.items()
+        if (name := objects.partition(partition).name(shown.version)) in absent and objects.store.head(name) is None
     }
 
 

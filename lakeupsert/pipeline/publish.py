@@ -1,7 +1,7 @@
 """Show readers the newest batch that is whole in every partition.
 
-Reads     the last snapshot, the ledger entries above it, the manifests of partitions that they touch or that lag, the listing of
-          all manifests
+Reads     the last snapshot, the ledger entries above it, the listing of all manifests, those of partitions that the entries touch
+          or that lag
 Writes    the next snapshot, if there is anything new to show
 Repeat    safe; of several publishers one wins, and the others find nothing left to do
 
@@ -24,7 +24,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import PublisherStanding, catch_up, catch_up_one, publisher
 from lakeupsert.pipeline.standing import failed_partitions, unpublished, unpublished_up_to
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.layout import Manifests, TableObjects
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
@@ -167,17 +167,20 @@ class _Publisher:
             return None
         if (last.number if last else -1) < (-1 if head.body.snapshot is None else head.body.snapshot):
             raise _SnapshotMissingError
+        listed = table.history.objects.list_manifests([last.body] if last else [])
         if last is None or last is not self.stand_in:
-            return self._whole(last, _newest_snapshot(table, last.body if last else None, head.number, self.also))
-        # The lost snapshot may have shown newer versions at the same `merged`, and the files of the older ones may be gone.
-        old = self.before_lost
-        return self._whole(last, _newest_snapshot(table, old, head.number, old.partitions if old else ()) or old)
+            new = _newest_snapshot(table, last.body if last else None, head.number, self.also, listed)
+        else:
+            # The lost snapshot may have shown newer versions at the same `merged`, and the files of the older ones may be gone.
+            old = self.before_lost
+            new = _newest_snapshot(table, old, head.number, old.partitions if old else (), listed) or old
+        return self._whole(last, new, listed)
 
-    def _whole(self, last: Link[Snapshot] | None, new: Snapshot | None) -> Snapshot | None:
+    def _whole(self, last: Link[Snapshot] | None, new: Snapshot | None, listed: Manifests) -> Snapshot | None:
         """``new``, unless it would name a missing manifest, and a failed partition holds the night back."""
         table, body, number = self.table, new or (last.body if last else None), last.number if last else -1
         objects = table.history.objects
-        self.missing = {} if body is None else missing_manifests(objects, {number + (new is not None): body})
+        self.missing = {} if body is None else missing_manifests(objects, {number + (new is not None): body}, listed)
         newest = objects.snapshots.newest_number() if self.missing else None
         if newest is not None and newest > number:
             self.missing = {}  # somebody published meanwhile, and a vacuum may have trimmed what the older snapshot names
@@ -200,12 +203,14 @@ class _Publisher:
         self.stand_in = Link(lost, write_id="", parent=None, written_at="", body=body, read_at=clock.elapsed())
 
 
-def _newest_snapshot(table: OpenTable, old: Snapshot | None, newest: int, also: Collection[str]) -> Snapshot | None:
+def _newest_snapshot(
+    table: OpenTable, old: Snapshot | None, newest: int, also: Collection[str], listed: Manifests
+) -> Snapshot | None:
     """The snapshot of the greatest batch up to ``newest`` that can be shown, or None if that shows what ``old`` does."""
     shown_batch = old.batch if old else 0
     behind = unpublished_up_to(table.history, old, newest)
     rewritten = {p: old.partitions[p].merged for p in also if p in old.partitions} if old else {}
-    heads = table.history.heads({**behind, **rewritten})
+    heads = table.history.heads({**behind, **rewritten}, listed)
     for batch in range(newest, shown_batch - 1, -1):
         if batch > shown_batch and table.history.entries(batch - 1, batch)[0].body.kind == "fence":
             continue  # it brought nothing

@@ -252,12 +252,13 @@ def _held(history: History, head: Link[LedgerEntry]) -> Iterator[Held]:
     link = history.known_snapshot
     snapshot = link.body if link else None
     touched = unpublished(history, link, head)
+    heads = history.heads(touched)
     for partition in sorted({*(snapshot.partitions if snapshot else ()), *touched}):
         if snapshot is not None and partition not in touched:
             shown = history.version(partition, snapshot.partitions[partition].version)
             yield from _stored(partition, shown.buckets)
             continue
-        newest = history.newest(partition, link, up_to=head.number)
+        newest = history.behind(link, partition, heads.get(partition), up_to=head.number)
         number = max(head.number, newest.body.merged if newest else 0)
         state = state_at(history, partition, newest, merged_up_to(partition, newest, snapshot), number)
         yield from _stored(partition, state.base.buckets)

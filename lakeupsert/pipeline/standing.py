@@ -7,7 +7,7 @@ from lakeupsert.config import of_table
 from lakeupsert.errors import DamagedTableError, LakeupsertError, Standing
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.resources import CONCURRENT_REQUESTS, Resources
+from lakeupsert.pipeline.resources import CONCURRENT_REQUESTS
 from lakeupsert.storage import StoreUnavailableError
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
@@ -30,31 +30,22 @@ def unpublished_up_to(history: History, snapshot: Snapshot | None, up_to: int) -
     return touched
 
 
-def is_through(resources: Resources, history: History) -> bool:
+def is_through(history: History) -> bool:
     """Whether there is something to publish and every unpublished partition is merged or marked failed.
 
     It reads the partition whose message was sent last first, then `CONCURRENT_REQUESTS` at a time, and stops at the first
     one that is still to be merged: as long as much is left, that takes few requests.
     """
     behind = unpublished(history, history.last_snapshot(), history.ledger_head())
-
-    def is_done(due: tuple[str, int]) -> bool:
-        partition, batch = due
-        head = history.objects.partition(partition).head()
-        return head is not None and (head.body.merged >= batch or head.body.failed is not None)
-
-    waiting, count = list(behind.items()), 1
+    waiting, count = list(behind), 1
     while waiting:
-        if not all(resources.map_concurrently(is_done, [waiting.pop() for _ in range(min(count, len(waiting)))])):
+        asked = [waiting.pop() for _ in range(min(count, len(waiting)))]
+        heads = history.heads(asked)
+        done = [p for p, head in heads.items() if head.body.merged >= behind[p] or head.body.failed is not None]
+        if len(done) < len(asked):
             return False
         count = CONCURRENT_REQUESTS
     return bool(behind)
-
-
-def is_merged(objects: TableObjects, partition: str, batch: int) -> bool:
-    """Whether the partition's newest version includes ``batch``."""
-    head = objects.partition(partition).head()
-    return head is not None and head.body.merged >= batch
 
 
 def failed_partitions(history: History, partitions: Iterable[str], snapshot: Link[Snapshot] | None) -> dict[str, str]:
@@ -62,7 +53,7 @@ def failed_partitions(history: History, partitions: Iterable[str], snapshot: Lin
     found = {}
     for partition in partitions:
         try:
-            head = history.newest(partition, snapshot)
+            head = history.behind(snapshot, partition, history.heads([partition]).get(partition))
         except DamagedTableError as e:
             found[partition] = str(e)
         else:

@@ -5,7 +5,7 @@ Writes    nothing
 Repeat    safe
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Protocol, TypeVar
 
 import pyarrow as pa
@@ -94,6 +94,6 @@ class StoredObjects:
         """The newest spec. Raises ConfigurationError if the table does not exist yet."""
         return self._opened.history.existing_spec()
 
-    def heads(self, partitions: Iterable[str]) -> dict[str, Link[Manifest]]:
+    def heads(self, partitions: Collection[str]) -> dict[str, Link[Manifest]]:
         """The newest manifest of each partition that has one."""
         return self._opened.history.heads(partitions)

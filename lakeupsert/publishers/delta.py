@@ -254,7 +254,7 @@ class DeltaPublisher(TablePublisher):
             begins = itertools.accumulate(map(len, blobs), initial=1)
             for ((file, vector), bitmap), begin in zip(pack, begins, strict=False):
                 found[file.name] = Vector("u", _FOLDER + _z85(id_.bytes), len(bitmap), vector.rows, offset=begin)
-            log.write_object(_vector_object(id_), body)
+            log.create(_vector_object(id_), body)
         return found
 
     def _head(

@@ -236,11 +236,7 @@ class DeltaLog:
         Raises DamagedTableError (``foreign-delta-commit``) if another program was.
         """
         data = msgspec.json.Encoder().encode_lines(actions)
-        return actions if self._create(commit_name(version), data) else self.commit(version)
-
-    def write_object(self, name: str, data: bytes) -> None:
-        """Write an object whose name says what is in it."""
-        self._create(name, data)
+        return actions if self.create(commit_name(version), data) else self.commit(version)
 
     def checkpoint(self, state: State) -> None:
         """Write the checkpoint of a state, and point `_last_checkpoint` to it."""
@@ -252,7 +248,7 @@ class DeltaLog:
         ]
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], _SCHEMA), sink)
-        self._create(checkpoint_name(state.version), sink.getvalue().to_pybytes())
+        self.create(checkpoint_name(state.version), sink.getvalue().to_pybytes())
         self.point_to(state.version, len(rows))
 
     def point_to(self, version: int, size: int) -> None:
@@ -261,12 +257,12 @@ class DeltaLog:
         It is a hint. Who may not delete, such as a worker on AWS, leaves it as it is: readers then begin at an older checkpoint.
         """
         data = msgspec.json.encode({"version": version, "size": size})
-        if not self._create(_LAST, data):
+        if not self.create(_LAST, data):
             with suppress(ConfigurationError):
                 self.store.delete(
                     [_LAST]
                 )  # only `create` is atomic in every store, and readers do without it meanwhile
-                self._create(_LAST, data)
+                self.create(_LAST, data)
 
     def points_to(self) -> int | None:
         """The checkpoint that `_last_checkpoint` names; None if it names none."""
@@ -286,7 +282,7 @@ class DeltaLog:
         actions = [convert(_without_nulls(row), Action) for row in rows]
         return State.first(version, actions)
 
-    def _create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes) -> bool:
         """Whether this call surely created the object. Otherwise it exists all the same."""
         return create_once(self.store, name, data, "delta", "Readers of Delta see the version before, or this one.")
 

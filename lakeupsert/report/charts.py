@@ -135,7 +135,8 @@ def lanes(rows: Mapping[str, Sequence[Span]], *, text: Callable[[float], str], x
             e("div", name, class_="lane"),
             e("svg", grid, drawn, height=LANE, width="100%", role="img", aria_label=name),
         ]
-    at = [e("span", text(v), style=f"left:{_pc(100 * v / top)}", class_=_edge(v / top)) for v in lines]
+    edges = {0.0: "first", top: "last"}
+    at = [e("span", text(v), style=f"left:{_pc(100 * v / top)}", class_=edges.get(v)) for v in lines]
     return e("div", *lined, e("div", at, class_="x"), e("div", x, class_="unit end"), class_="lanes")
 
 
@@ -233,10 +234,6 @@ def _scale(most: float, *, whole: bool = True) -> tuple[float, list[float]]:
     step *= next(n for n in (1, 2, 5, 10, 20) if step * n * 5 >= most)
     lines = max(1, -int(-most // step))
     return float(step * lines), [float(step * i) for i in range(lines + 1)]
-
-
-def _edge(share: float) -> str | None:
-    return "first" if share == 0 else "last" if share == 1 else None
 
 
 def _pc(percent: float) -> str:

@@ -90,13 +90,9 @@ def _most_touched(data: ReportData) -> Figure:
 def _touched_table(data: ReportData) -> Element:
     rows = [
         (p.value, f"{p.times:,}", f"{p.last:,}", f"{p.rows:,}", size(p.bytes), ", ".join(p.marks) or "whole")
-        for p in _by_touches(data)
+        for p in sorted(data.partitions, key=lambda p: (-p.times, -p.last, p.name))[:RANKED]
     ]
     return table(("most touched", ">batches", ">last batch", ">rows", ">size", "state"), rows, len(data.partitions))
-
-
-def _by_touches(data: ReportData) -> list[Partition]:
-    return sorted(data.partitions, key=lambda p: (-p.times, -p.last, p.name))[:RANKED]
 
 
 def _partition_tip(p: Partition) -> str:
@@ -215,7 +211,9 @@ def _bytes(data: ReportData) -> Figure:
         return [appended, Mark(n.bytes_written, written, "fill")]
 
     keys = [("fill2", "appended"), ("fill", "written by merges")]
-    return _per_batch(data, "Bytes written per batch", keys, stack, _axis_size, "compressed bytes")
+    return _per_batch(
+        data, "Bytes written per batch", keys, stack, lambda n: size(n).replace(".0 ", " "), "compressed bytes"
+    )
 
 
 def _per_batch(
@@ -398,10 +396,6 @@ def _axis_number(n: float) -> str:
     return next(
         (f"{n / unit:,g}{letter}" for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if n >= unit), f"{n:g}"
     )
-
-
-def _axis_size(n: float) -> str:
-    return size(n).replace(".0 ", " ")
 
 
 FIGURES: list[Callable[[ReportData], Figure]] = [

@@ -71,10 +71,6 @@ class Status:
     warnings: tuple[str, ...] = ()
 
 
-def _time(stamp: int) -> str:
-    return datetime.fromtimestamp(stamp / 1_000_000, UTC).isoformat()
-
-
 def status(table: OpenTable) -> Status:
     """The state from the newest snapshot, the ledger and the queue."""
     snapshot = table.history.last_snapshot()
@@ -105,7 +101,9 @@ def status(table: OpenTable) -> Status:
         snapshot=snapshot.number if snapshot else None,
         published_at=snapshot.written_at if snapshot else None,
         batch=body.batch,
-        received_at=_time(headers[body.batch].received_at) if snapshot else None,
+        received_at=datetime.fromtimestamp(headers[body.batch].received_at / 1_000_000, UTC).isoformat()
+        if snapshot
+        else None,
         partitions=body.partitions_with_rows,
         dirty=sum(behind.values()),
         unpublished_since=next((n for n, entry in enumerate(later, body.batch + 1) if entry.kind in NIGHTS), None),

@@ -109,17 +109,19 @@ class Chain(Generic[Body]):
         self._tries: list[_Try] = []
 
     def head(self, known: Link[Body] | None = None) -> Link[Body] | None:
-        """The newest version, or None if the chain is empty. If it still is ``known``, it is not read again.
+        """The newest version, or None if the chain is empty. If it still is ``known``, it is not read again."""
+        read_at, info = clock.elapsed(), self._newest()
+        return self.listed_head(info, read_at, known) if info else None
+
+    def listed_head(self, info: ObjectInfo, read_at: float, known: Link[Body] | None = None) -> Link[Body]:
+        """The version that a listing since ``read_at`` has as the newest. If it is ``known``, it is not read again.
 
         A number alone does not identify a version that was read: if the head is lost, another one takes its number.
         """
-        read_at = clock.elapsed()
-        info = self._newest()
-        if info is None:
-            return None
         number = self.number(info.name)
-        if known is not None and known.number == number and known.etag in ("", info.etag):
-            return replace(known, read_at=read_at)
+        fresh = known is not None and read_at - known.read_at < FRESH_SECONDS
+        if known is not None and known.number == number and known.etag in (info.etag, "" if fresh else None):
+            return replace(known, read_at=read_at, etag=info.etag)
         return replace(self._read(number, read_at), etag=info.etag)
 
     def newest_number(self) -> int | None:

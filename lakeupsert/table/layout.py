@@ -8,7 +8,8 @@ partition's id everywhere: in messages, manifests, options and errors. A table w
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date
 from typing import Literal
 from urllib.parse import unquote
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.storage import ObjectStore
+from lakeupsert.storage import ObjectInfo, ObjectStore
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import FORMAT, Chain, refuse_newer
 from lakeupsert.table.ledger import LedgerEntry, check_entry
@@ -26,6 +27,7 @@ from lakeupsert.table.snapshot import Snapshot, check_snapshot
 from lakeupsert.table.spec import TableSpec, check_spec
 
 HOME = "_lakeupsert"
+PARTITIONS = f"{HOME}/partitions/"
 DATA = f"{HOME}/data"
 """All data outside base files: appended rows, and in one folder per partition its deltas, vectors, tombstones and history."""
 KEYS = f"{HOME}/keys"
@@ -33,6 +35,8 @@ KEYS = f"{HOME}/keys"
 QUARANTINE = f"{HOME}/quarantine"
 STATEMENT_ROWS = f"{HOME}/statements"
 """The appended rows of updates and deletes, which no landing file has."""
+LISTED_TOGETHER = 1000
+"""Objects in an answer to a LIST: S3's limit. Azure's is higher, and a local store has none."""
 LONGEST_PARTITION = 200
 """Maximum bytes of a partition's folder name. File systems allow 255, and temporary names need some of them."""
 WHOLE_TABLE = "whole-table"
@@ -70,6 +74,15 @@ def _parse_spec(spec: TableSpec, where: str) -> None:
     assert spec.schema is not None, "it is decoded here"
 
 
+@dataclass(frozen=True)
+class Manifests:
+    """One listing of all manifests since ``read_at``: the newest of each partition, and names that it was to find and lacks."""
+
+    read_at: float
+    heads: dict[str, ObjectInfo]
+    absent: set[str]
+
+
 class TableObjects:
     """The chains of one table, and names for its files."""
 
@@ -83,7 +96,18 @@ class TableObjects:
         return TableObjects, (self.store,)
 
     def partition(self, partition: str) -> Chain[Manifest]:
-        return Chain(self.store, f"{HOME}/partitions/{partition}", "manifest", Manifest, check_manifest)
+        return Chain(self.store, f"{PARTITIONS}{partition}", "manifest", Manifest, check_manifest)
+
+    def list_manifests(self, snapshots: Iterable[Snapshot] = ()) -> Manifests:
+        """One LIST for every `LISTED_TOGETHER` stored manifests. It is to find those of these snapshots."""
+        names = (self.partition(p).name(v.version) for snapshot in snapshots for p, v in snapshot.partitions.items())
+        found = Manifests(clock.elapsed(), {}, set(names))
+        for info in self.store.list(PARTITIONS):
+            partition, _, name = info.name.removeprefix(PARTITIONS).rpartition("/")
+            if name.startswith("v"):
+                found.heads.setdefault(partition, info)  # the first name of a chain is its head's
+            found.absent.discard(info.name)
+        return found
 
     def missing_spec(self, version: int, named_by: str) -> DamagedTableError:
         """The error for a missing version of the spec, under which ``named_by`` was written."""

@@ -89,6 +89,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {name: shown.bits for name, shown in self.partitions.items() if shown.bits}
 
     @property
+    def manifests(self) -> int:
+        """How many manifests are stored at most, up to its own: then none is trimmed."""
+        return sum(shown.version + 1 for shown in self.partitions.values())
+
+    @property
     def rows(self) -> int:
         return sum(p.rows for p in self.partitions.values())
 

@@ -22,7 +22,6 @@ import pytest
 
 from lakeupsert import clock
 from lakeupsert.errors import TryAgainError
-from lakeupsert.pipeline.standing import is_merged
 from lakeupsert.pipeline.workers.worker import UNANSWERED
 from lakeupsert.queue import QueueStats
 from tests.harness.faults import Fault
@@ -95,7 +94,7 @@ def test_dedupe_killed_between_base_file_and_manifest_is_done_again(lakes: dict[
 def test_dedupe_killed_between_manifest_and_ack_merges_no_row_twice(lakes: dict[str, Lake], folder: Path) -> None:
     lake = lakes["dedupe"].copy(folder / "lake")
     kill(lake, "dedupe", Strike("queue ack", when="before"))
-    merged = [p for p in lake.entries()[-1][1].touched if is_merged(lake.opened.history.objects, p, 2)]
+    merged = [p for p in lake.entries()[-1][1].touched if lake.is_merged(p, 2)]
     assert merged
     heads = {p: lake.table.objects.partition(p).head() for p in merged}
     finish_and_check(lake)
@@ -160,7 +159,7 @@ def test_partitions_that_kill_every_worker_are_marked_and_the_others_are_merged(
     assert {letter.message.partition for letter in queue.dead_letters(99) if letter.message} == poison
     assert queue.stats() == QueueStats(visible=0, leased=0, dead=len(poison))
     assert lake.table.status().failed == lake.table.publish().failed == dict.fromkeys(poison, UNANSWERED)
-    assert {p for p in names if is_merged(lake.opened.history.objects, p, 1)} == set(names) - poison
+    assert {p for p in names if lake.is_merged(p, 1)} == set(names) - poison
     lake.finish_and_check()
     assert lake.table.status().dirty == 0
 

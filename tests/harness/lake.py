@@ -194,6 +194,11 @@ class Lake:
         head = ledger.head()
         return [(link.number, link.body) for link in ledger.between(-1, head.number)] if head else []
 
+    def is_merged(self, partition: str, batch: int) -> bool:
+        """Whether the partition's newest version includes ``batch``."""
+        head = self.table.objects.partition(partition).head()
+        return head is not None and head.body.merged >= batch
+
     def expected(self, up_to: int, unsettled: Collection[str] = ()) -> list[dict[str, Any]]:
         return expected(
             self.rules,

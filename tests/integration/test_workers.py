@@ -26,7 +26,7 @@ from lakeupsert.pipeline import resources
 from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.pipeline.resources import CONCURRENT_REQUESTS
-from lakeupsert.pipeline.standing import failed_partitions, is_merged, is_through
+from lakeupsert.pipeline.standing import failed_partitions, is_through
 from lakeupsert.pipeline.stop import Stop, WorkerOptions
 from lakeupsert.pipeline.workers import pool as worker_pool
 from lakeupsert.pipeline.workers.worker import UNANSWERED, drain, drain_received, mark_failed
@@ -462,7 +462,7 @@ def test_partition_that_needs_all_the_memory_gets_it_alone_or_at_its_third_try(
             workers=2,
             seconds_left=lambda: 3600,
         )
-        assert [is_merged(table.history.objects, p, 1) for p in PARTITIONS[:partitions]] == [done] * partitions
+        assert [lake.is_merged(p, 1) for p in PARTITIONS[:partitions]] == [done] * partitions
 
 
 def test_table_is_through_where_each_partition_is_merged_or_marked_failed(folder: Path) -> None:
@@ -470,15 +470,15 @@ def test_table_is_through_where_each_partition_is_merged_or_marked_failed(folder
     lake.land("1.jsonl", [row("a", day, 1) for day in range(2)])
     lake.table.append(host="local")
     table = lake.opened
-    assert not is_through(table.resources, table.history)
+    assert not is_through(table.history)
     dedupe_partitions(table, ArrowEngine(), {PARTITIONS[1]: 1})
-    assert not is_through(table.resources, table.history)
+    assert not is_through(table.history)
     mark_failed(table.history, PARTITIONS[0], 1, "a test")
-    assert is_through(table.resources, table.history)
+    assert is_through(table.history)
     lake.table.dedupe()
-    assert is_through(table.resources, table.history)
+    assert is_through(table.history)
     lake.table.publish()
-    assert not is_through(table.resources, table.history)
+    assert not is_through(table.history)
 
 
 def test_last_worker_looks_at_many_partitions_at_once_and_others_at_one(
@@ -502,11 +502,11 @@ def test_last_worker_looks_at_many_partitions_at_once_and_others_at_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(TableObjects, "partition", looks)
-        assert not is_through(lake.opened.resources, lake.opened.history)
+        assert not is_through(lake.opened.history)
     assert looked == [last]
     lake.table.dedupe()
     monkeypatch.setattr(TableObjects, "partition", looks)
-    assert is_through(lake.opened.resources, lake.opened.history)
+    assert is_through(lake.opened.history)
     assert len(looked) == 1 + 1 + CONCURRENT_REQUESTS
 
 

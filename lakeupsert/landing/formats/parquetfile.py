@@ -102,17 +102,14 @@ def why_not_in_place(source: pa.NativeFile, file: LandingInput, footer: pq.FileM
                 values = decode(batch.column(name))
                 if unreadable_moments(values).any():
                     return f"Column {name!r} has values that readers can't show: {READABLE_MOMENTS}."
-                ours = map_leaves(values, map(_if_moments, changes[name], leaf_types(values.type)))
+                each = zip(changes[name], leaf_types(values.type), strict=False)
+                ours = map_leaves(values, (change if pa.types.is_temporal(type_) else None for change, type_ in each))
                 if not ours.equals(values):
                     return f"Column {name!r} has dates or timestamps in the calendar of Spark 2, which readers take for others."
         fine = [name for name in _int96_columns(footer, fields) if name in asked]
         if fine and (found := _fine_columns(parquet, _open_parquet(source, file, footer, "ns"), fine, file)):
             return f"Column {min(found)!r} has timestamps of INT96 with nanoseconds, which a table can't keep in this form."
     return None
-
-
-def _if_moments(change: Change | None, type_: pa.DataType) -> Change | None:
-    return change if pa.types.is_temporal(type_) else None
 
 
 def _may_differ(footer: pq.FileMetaData, leaf: int, type_: pa.DataType, change: Change | None) -> bool:
@@ -278,15 +275,11 @@ def _change(type_: pa.DataType, column: pq.ColumnSchema, old: OldCalendar) -> Ch
     if isinstance(type_, pa.BaseExtensionType):
         return as_text
     if column.logical_type.type == "ENUM":
-        return _enum_text
+        # Whether it is UTF-8 is asked row by row, later.
+        return lambda array: pc.cast(array, options=pc.CastOptions(pa.string(), allow_invalid_utf8=True))
     if pa.types.is_float16(type_):
         return lambda array: array.cast(pa.float32())  # Spark can't read files with half precision
     return old.int96 if column.physical_type == "INT96" else old.change(type_)
-
-
-def _enum_text(array: pa.Array) -> pa.Array:
-    # Whether it is UTF-8 is asked row by row, later.
-    return pc.cast(array, options=pc.CastOptions(pa.string(), allow_invalid_utf8=True))
 
 
 def _int96_columns(footer: pq.FileMetaData, fields: Mapping[str, pa.DataType]) -> list[str]:

@@ -24,7 +24,7 @@ from lakeupsert.pipeline.standing import unpublished_up_to
 from lakeupsert.pipeline.strategy import SMALL_BYTES, Incoming, SplitRule, Strategy, strategy_of
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest, share
-from lakeupsert.table.snapshot import PartitionVersion, Snapshot
+from lakeupsert.table.snapshot import PartitionVersion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +124,12 @@ def plan_merges(
     behind = unpublished_up_to(table.history, snapshot.body if snapshot else None, up_to) if up_to >= 0 else {}
     spec = table.history.head_spec() if arrivals else None
     types = spec.body.base_schema.types if spec else ()
+    heads = table.history.heads([partition for partition in behind if selected(partition)])
     plans = []
     for partition in filter(selected, sorted({*behind, *arrivals})):
         if partition in behind:
-            plan = _merge_batches(table, sizes, partition, behind[partition], snapshot)
+            head = table.history.behind(snapshot, partition, heads.get(partition))
+            plan = _merge_batches(table, sizes, partition, behind[partition], head)
         elif partition in shown:
             stored = _stored_buckets(table, partition, shown[partition])
             plan = PlannedPartition(partition=partition, buckets=stored, exists=True)
@@ -141,10 +143,10 @@ def plan_merges(
 
 
 def _merge_batches(
-    table: OpenTable, sizes: Sizes, partition: str, up_to: int, snapshot: Link[Snapshot] | None
+    table: OpenTable, sizes: Sizes, partition: str, up_to: int, head: Link[Manifest] | None
 ) -> PlannedPartition:
     """Merge the batches that the ledger has, step by step."""
-    head = table.history.newest(partition, snapshot)
+    snapshot = table.history.known_snapshot
     plan = PlannedPartition(partition=partition, exists=head is not None)
     plan = replace(plan, buckets=head.body.buckets) if head and head.body.buckets else plan
     while state := next_state(table.history, partition, up_to, snapshot.body if snapshot else None, head):

@@ -35,15 +35,15 @@ from lakeupsert.operations.plan.habits import (
 from lakeupsert.operations.plan.merges import Arrival, PlannedPartition, plan_merges
 from lakeupsert.operations.plan.prices import Prices, load_prices
 from lakeupsert.phrases import count
-from lakeupsert.pipeline.append.discover import discover
+from lakeupsert.pipeline.append.discover import Ground, discover
 from lakeupsert.pipeline.append.full_extract import partitions_in_scope
 from lakeupsert.pipeline.append.next_spec import plan_spec, under_old_names, unfit_files, without_operations
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.storage.base import Call
-from lakeupsert.table.chain import Link
-from lakeupsert.table.ledger import HEADERS_TOGETHER, LedgerEntry, Scope
+from lakeupsert.table.layout import LISTED_TOGETHER
+from lakeupsert.table.ledger import HEADERS_TOGETHER, Scope
 from lakeupsert.table.spec import TableSpec
 
 TEXT_BYTES = 32 << 20
@@ -169,7 +169,7 @@ def plan(
         partitions=partitions,
         append_read=sum(f.size * times for f, (_, times) in zip(files, reads, strict=True)),
         append_written=round(sum(a.bytes for a in arrivals.values())),
-        requests=_requests(head, len(nights), sizes.objects if files else 0, partitions),
+        requests=_requests(ground, len(nights), sizes.objects if files else 0, partitions),
         landing_requests={
             "list": 1,
             "get": sum(opened for opened, _ in reads),
@@ -317,21 +317,20 @@ def _left_out(previews: Sequence[Preview]) -> Iterator[str]:
 # ---------------------------------------------------------------- requests and money
 
 
-def _requests(
-    head: Link[LedgerEntry] | None, nights: int, objects: int, partitions: Sequence[PlannedPartition]
-) -> dict[Call, int]:
-    """Requests of `run` to the processed zone.
+def _requests(ground: Ground, nights: int, objects: int, partitions: Sequence[PlannedPartition]) -> dict[Call, int]:
+    """Requests of `run` in one process to the processed zone.
 
-    For each partition: the merge lists and reads its manifest, and so does publish; its files are read, one is written and a
-    version is created. For the table: the ledger, the nights, and the heads of the chains in each step. ``objects``: how many
-    the batch is written to, 0 without a batch.
+    For each partition: its manifest and its files are read, one is written and a version is created. For the table: the ledger,
+    the nights, the heads of the chains in each step, and listings of all manifests. ``objects``: how many a batch has.
     """
+    head, stored = ground.head, ground.snapshot.body.manifests if ground.snapshot else 0
     entries = sum(divmod(head.number + 1, HEADERS_TOGETHER)) if head else 0
     versions = sum(p.versions for p in partitions)
+    pages = 1 + stored // LISTED_TOGETHER if stored else len(partitions)
     return {
-        "get": entries + 4 + nights + sum(p.exists + p.objects + 1 + 2 * p.dirty for p in partitions),
+        "get": entries + 4 + nights + sum(p.exists + p.objects for p in partitions),
         "head": 0,
-        "list": 11 + len(partitions) // 8 + sum(2 + p.dirty for p in partitions),
+        "list": 12 + pages + min(pages, len(partitions)) + 2 * min(pages, sum(p.dirty for p in partitions)),
         "put": versions + objects,
         "create": versions + bool(objects) + bool(partitions) + (2 if objects and head is None else 0),
         "delete": 0,

@@ -53,7 +53,7 @@ def dedupe_partitions(
     partitions may then be merged; the call can be repeated.
     """
     resources, history = table.resources, table.history
-    snapshot = history.last_snapshot()
+    snapshot, listed = history.look(len(wanted))
     results = {partition: PartitionResult(partition) for partition in wanted}
     lost_races = dict.fromkeys(wanted, 0)
     todo = dict(wanted)
@@ -61,7 +61,9 @@ def dedupe_partitions(
     while todo:
         begun = clock.elapsed()
         steps: list[Step] = []
-        for partition, (head, state) in read_states(resources, history, snapshot, todo, work, heads).items():
+        heads |= history.heads([partition for partition in todo if partition not in heads], listed)
+        listed = None  # who lost a race asks again
+        for partition, (head, state) in read_states(history, snapshot, heads, todo, work).items():
             results[partition] = result = results[partition].at(head)
             if state is not None:
                 step = step_of(history, table.settings, state)
@@ -86,6 +88,7 @@ def dedupe_partitions(
                 else:
                     heads[partition] = link
                     results[partition] = results[partition].after(merge, link)
+            history.keep_heads(heads)
             for failure in failures.values():
                 if isinstance(failure, TryAgainError):  # what was merged is committed
                     raise failure
@@ -112,8 +115,8 @@ def dedupe_unit(
     A partition is ``clean`` if other units are missing, or if its next step has no such unit.
     """
     resources, history = table.resources, table.history
-    results = []
-    for partition, (head, state) in read_states(resources, history, history.last_snapshot(), wanted, work, {}).items():
+    results, snapshot = [], history.last_snapshot()
+    for partition, (head, state) in read_states(history, snapshot, history.heads(wanted), wanted, work).items():
         result = PartitionResult(partition).at(head)
         step = None if state is None else step_of(history, table.settings, state)
         if step is not None and is_shared(step):

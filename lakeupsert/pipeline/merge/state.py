@@ -13,7 +13,6 @@ import msgspec
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.integrity import refuse_another_entry
-from lakeupsert.pipeline.resources import Resources
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, active_batches
 from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, Manifest
@@ -79,34 +78,24 @@ class PartitionState:
 
 
 def read_states(
-    resources: Resources,
     history: History,
     snapshot: Link[Snapshot] | None,
+    heads: Mapping[str, Link[Manifest]],
     wanted: Mapping[str, int],
     work: str | None,
-    known: Mapping[str, Link[Manifest]],
 ) -> dict[str, tuple[Link[Manifest] | None, PartitionState | None]]:
-    """The head of each partition and its state, None if nothing is left to do. Heads that are ``known`` are not read."""
+    """For each partition the version to append behind, and its state, None if nothing is left to do. ``heads`` were read after
+    ``snapshot``, or committed since."""
     found: dict[str, tuple[Link[Manifest] | None, PartitionState | None]] = {}
-    if work is not None:
-        for partition, link in {**history.heads(wanted.keys() - known.keys()), **known}.items():
-            # The message came again. Vacuum may have deleted the work object, so that must not be read.
-            if link.body.reprocessed == work:
-                found[partition] = link, None
-    todo = {partition: batch for partition, batch in wanted.items() if partition not in found}
-    from_landing = work is not None and bool(todo) and history.work(work).source == "landing"
-    unknown = [partition for partition in todo if partition not in known]
-
-    def newest(partition: str) -> Link[Manifest] | None:
-        up_to = todo[partition] if work is None else None
-        return history.newest(partition, snapshot, from_landing=from_landing, up_to=up_to)
-
-    heads = {**known, **dict(zip(unknown, resources.map_concurrently(newest, unknown), strict=True))}
-    for partition, batch in todo.items():
-        head = heads[partition]
+    for partition, batch in wanted.items():
+        head = heads.get(partition)
         if work is None:
+            head = history.behind(snapshot, partition, head, up_to=batch)
             state = next_state(history, partition, batch, snapshot.body if snapshot else None, head)
+        elif head is not None and head.body.reprocessed == work:
+            state = None  # The message came again. Vacuum may have deleted the work object, so that must not be read.
         else:
+            head = history.behind(snapshot, partition, head, from_landing=history.work(work).source == "landing")
             state = rewrite_state(history, head, partition, work)
         found[partition] = head, state
     return found

@@ -50,18 +50,6 @@ class DrainOptions(WorkerOptions):
     both_queues: bool = True
 
 
-@dataclass
-class _Watch:
-    """Passes results on, and remembers whether a partition was left to Spark."""
-
-    collect: Callable[[PartitionResult], object]
-    left_to_spark: bool = False
-
-    def __call__(self, result: PartitionResult) -> None:
-        self.left_to_spark |= result.status == "large"
-        self.collect(result)
-
-
 def drain_queues(table: OpenTable, options: DrainOptions) -> list[PartitionResult]:
     """Merge the partitions that the queues name. If the table does not exist yet, wait for it as for messages.
 
@@ -77,8 +65,13 @@ def drain_queues(table: OpenTable, options: DrainOptions) -> list[PartitionResul
         options = replace(options, max_seconds=max(0.0, limit - (clock.elapsed() - begun)))
     both = options.until_empty and options.both_queues
     large = table.at_large_queue() if table.resources.large_queue is not None else None
-    watch = _Watch(options.collect or results.append)
-    options = replace(options, collect=watch)
+    collect, statuses = options.collect or results.append, set[str]()
+
+    def collect_with_status(result: PartitionResult) -> None:
+        statuses.add(result.status)
+        collect(result)
+
+    options = replace(options, collect=collect_with_status)
     memory = limit_bytes() // options.calls_at_once
     if (options.engine or table.settings.engine) == "spark":
         drain(table if both or large is None else large, spark_engine(memory), options)
@@ -87,7 +80,7 @@ def drain_queues(table: OpenTable, options: DrainOptions) -> list[PartitionResul
     else:
         drain_in_processes(table, options.workers, options, memory=memory)
     # Spark takes seconds to start; a queue's server may count what was just sent a minute later.
-    if both and large is not None and (watch.left_to_spark or large.resources.queue.stats().visible):
+    if both and large is not None and ("large" in statuses or large.resources.queue.stats().visible):
         drain(large, spark_engine(memory), options)
     return results
 
@@ -122,7 +115,7 @@ def merge_received(
     if seconds_left() >= PUBLISH_SECONDS:
         try:
             # Not the queue's counts: they lag, the last worker would still count itself, and nobody would publish.
-            if is_through(table.resources, table.history):
+            if is_through(table.history):
                 publish(table)
         except DamagedTableError as e:  # the merges are good all the same, and reconcile reports the damage
             log.warning("not published: %s", e)

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
@@ -30,8 +30,11 @@ from lakeupsert.pipeline.resources import Resources
 from lakeupsert.pipeline.stop import Stop, WorkerOptions
 from lakeupsert.pipeline.workers.worker import drain
 from lakeupsert.retries import PARENT_LOOK_SECONDS, PROGRESS_SECONDS
+from lakeupsert.table.chain import Link
+from lakeupsert.table.manifest import Manifest
 
 log = logging.getLogger(__name__)
+_End = tuple[dict[str, int], Mapping[str, Link[Manifest]]]
 
 FEW_MESSAGES = 16
 """Up to so many messages, this process works alone: starting another one costs more than it takes over."""
@@ -77,15 +80,11 @@ def drain_in_processes(table: OpenTable, workers: int, options: WorkerOptions, *
 
 @dataclass(frozen=True)
 class _Process:
-    """A worker process.
-
-    Attributes:
-        started: fails if the process never lived.
-        requests: what it answers at its end: how often it sent each kind of request to the store.
-    """
+    """A worker process. ``started`` fails if it never lived. At its end it answers how often it sent each kind of request to the
+    store, and the heads that it knows."""
 
     started: Future[int]
-    requests: Future[dict[str, int]]
+    end: Future[_End]
 
 
 class _Processes:
@@ -137,14 +136,12 @@ class _Processes:
         started = pool.submit(os.getpid)
         telling.close()  # the process has its own by now: so the death of the process ends what is heard
         left = None if self._deadline is None else max(0.0, self._deadline - clock.elapsed())
-        table, requests = self._table, Future[dict[str, int]]()
+        table, end = self._table, Future[_End]()
         try:
-            requests = pool.submit(
-                _drain, table.name, table.settings, self._memory, left, until_empty=self._until_empty
-            )
+            end = pool.submit(_drain, table.name, table.settings, self._memory, left, until_empty=self._until_empty)
         except BrokenProcessPool as e:  # the process is dead already
-            requests.set_exception(e)
-        self.pending[hearing] = _Process(started, requests)
+            end.set_exception(e)
+        self.pending[hearing] = _Process(started, end)
 
     def listen(self, collect: Callable[[PartitionResult], object]) -> None:
         """Wait a moment for what processes send, and pass it on. Processes that died are replaced."""
@@ -167,7 +164,9 @@ class _Processes:
 
     def _end(self, process: _Process) -> None:
         try:
-            self._table.resources.store.requests.add(process.requests.result())
+            requests, heads = process.end.result()
+            self._table.resources.store.requests.add(requests)
+            self._table.history.keep_heads(heads)  # for `publish`
         except BrokenProcessPool as e:
             if self._stop.is_set():
                 return  # it did not finish soon enough, and gave up or was killed
@@ -183,10 +182,8 @@ class _Processes:
 
 
 def _died(name: str, deaths: int) -> TryAgainError:
-    if deaths > MOST_DEATHS:
-        what = f"more than {MOST_DEATHS} worker processes died (killed, or out of memory)"
-    else:
-        what = "a worker process ended before it began to work"
+    many = f"more than {MOST_DEATHS} worker processes died (killed, or out of memory)"
+    what = many if deaths > MOST_DEATHS else "a worker process ended before it began to work"
     return TryAgainError(
         "worker-died",
         f"Table {name!r}: {what}. Committed work is kept, and all messages are back in the queue.",
@@ -256,13 +253,11 @@ def _listen(listening: connection.Connection) -> None:
         os._exit(1)
 
 
-def _drain(
-    name: str, settings: TableSettings, memory: int, max_seconds: float | None, *, until_empty: bool
-) -> dict[str, int]:
+def _drain(name: str, settings: TableSettings, memory: int, max_seconds: float | None, *, until_empty: bool) -> _End:
     table = OpenTable(name, settings, resources=Resources(name, settings, [_parent.send]))
     try:
         options = WorkerOptions(until_empty=until_empty, max_seconds=max_seconds, stop=_stop, collect=_parent.send)
         drain(table, ArrowEngine(memory), options)
     finally:
         _parent.send(None)
-    return table.resources.store.requests.as_dict()
+    return table.resources.store.requests.as_dict(), table.history.kept_heads

@@ -71,6 +71,7 @@ def drain(
     # A compaction or a fence may make a step void while its units are merged; their messages are then acked for nothing.
     # So whoever acked one checks, when the queue is empty, that nothing is left.
     unconfirmed: set[Message] = set()
+    table.history.forget_look()
     while not stop.is_set() and (
         options.max_seconds is None or clock.elapsed() - begun + longest < options.max_seconds
     ):
