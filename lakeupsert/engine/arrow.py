@@ -186,20 +186,18 @@ class _Merge:
                     if not met.num_rows and not rules.judges_all:
                         out.live.write(stored)
                         continue
-                    if rules.judges_all:  # full extracts change keys that do not arrive
-                        both = _concat([add_ranks(stored, age=0, deleted=False), met])
-                        self._write(out, rank(both, spec), again=settled)
-                        continue
                     keys = {name: sortable(met[name]).combine_chunks() for name in spec.stored_key}
-                    near = np.flatnonzero(as_mask(_near(stored, keys)))
-                    both = _concat([add_ranks(stored.take(near), age=0, deleted=False), met])
-                    self._write(out, rank(both, spec, kept_rows=len(near)), Block(stored, near), again=settled)
+                    # Full extracts also change keys that do not arrive.
+                    block = None if rules.judges_all else Block(stored, np.flatnonzero(as_mask(_near(stored, keys))))
+                    near = stored.take(block.ranked) if block else stored
+                    both = _concat([add_ranks(near, age=0, deleted=False), met])
+                    self._write(out, rank(both, spec, len(near) if block else 0), block, again=settled)
             for rows in rest.rest():
                 if settled:  # and accounted for
                     out.write(rules.resolve(one_per_key(rows)))
                 else:  # all at once: a key has several rows
                     self._write(out, rank(rows, spec))
-        return out.output(self._lost_rows, adopted=None if task.settled else str(self._adopted))
+        return out.output(sum(map(len, self.lost)), adopted=None if task.settled else str(self._adopted))
 
     def _in_key_order(self) -> KeyOrdered:
         """The incoming rows in key order: if no rule needs all versions, what they come to among themselves."""
@@ -245,11 +243,7 @@ class _Merge:
         dead = np.sort(number[found.order[found.superseded]])
         ends = np.searchsorted(dead, begins)
         positions = [dead[ends[i] : ends[i + 1]] - begins[i] for i in range(len(task.kept))]
-        return out.output(self._lost_rows, positions=positions)
-
-    @property
-    def _lost_rows(self) -> int:
-        return sum(rows.num_rows for rows in self.lost)
+        return out.output(sum(map(len, self.lost)), positions=positions)
 
     def _met(self, begins: Indices, incoming: Rows) -> tuple[Rows, Indices]:
         """Deciding columns of the stored rows that may have the key of an incoming row, and the number of each.

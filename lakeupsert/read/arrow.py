@@ -15,7 +15,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.view import View, ViewFile, partition_expression
 from lakeupsert.read.where import ArrowTerms, Expression, all_of, of_versions, parse_where
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.datafiles import open_object, stream_file
+from lakeupsert.rows.datafiles import ROW_GROUP_BYTES, open_object, stream_file
 from lakeupsert.rows.rank import sort_by_key
 from lakeupsert.rows.streams import RUN_ROWS, in_key_order
 from lakeupsert.rows.vectors import deleted_positions, drop_deleted, keep_only
@@ -188,35 +188,41 @@ def batches(
         for file in own:
             of_base = file.file.bucket, file.file.bits
             runs.setdefault(file.name if file.name.startswith(f"{DATA}/") else of_base, []).append(file)
+        chosen = scan if len(runs) > 1 or without_key is None else without_key
+        streams = [
+            itertools.chain.from_iterable(_rows(view, file, chosen(file.file.renames)) for file in run)
+            for run in runs.values()
+        ]
         small = sum(file.bytes for file in own) <= SMALL_BYTES and sum(file.file.rows for file in own) <= RUN_ROWS
-        if len(runs) > 1 and small:
-            yield from _sorted(view, own, scan)
-        else:
-            chosen = scan if len(runs) > 1 or without_key is None else without_key
-            streams = [
-                itertools.chain.from_iterable(_rows(view, file, chosen(file.file.renames)) for file in run)
-                for run in runs.values()
-            ]
-            yield from in_key_order(streams, view.spec.stored_key)
+        at_once = _sorted(view, own, scan) if len(runs) > 1 and small else None
+        yield from in_key_order(streams, view.spec.stored_key) if at_once is None else at_once
 
 
-def _sorted(view: View, files: Sequence[ViewFile], scan: Callable[[int], Scan]) -> Iterator[pa.RecordBatch]:
-    """The rows of small files of one partition in key order. To sort them all costs less than to read the files in turns."""
+def _sorted(view: View, files: Sequence[ViewFile], scan: Callable[[int], Scan]) -> Sequence[pa.RecordBatch] | None:
+    """The rows of small files of one partition in key order. To sort them all costs less than to read the files in turns.
+
+    None: they take more memory than a row group, as texts do that repeat each other.
+    """
     found: list[pa.RecordBatch] = []
-    dead = [np.empty(0, np.uint64)]
+    dead, size = [np.empty(0, np.uint64)], 0
     for file in files:
         own = scan(file.file.renames)
         if file.only is None and own.pushed is own.rest is None:
             # All rows keep their positions, so the superseded ones are left out below, without a pass of their own.
             dead.append(deleted_positions(view.objects.store, file.file) + np.uint64(sum(map(len, found))))
             file = replace(file, file=msgspec.structs.replace(file.file, deleted=None))
-        found += [batch for batch in _rows(view, file, own) if batch.num_rows]
-    if found:
-        rows = pa.concat_batches(found)
-        lives = np.ones(rows.num_rows, bool)
-        lives[np.concatenate(dead)] = False
-        order = sort_by_key(rows, view.spec.stored_key).to_numpy()
-        yield rows.take(pa.array(order[lives[order]]))
+        for batch in _rows(view, file, own):
+            found.append(batch)
+            size += batch.nbytes
+            if size > ROW_GROUP_BYTES:
+                return None
+    if not found:
+        return ()
+    rows = pa.concat_batches(found)
+    lives = np.ones(rows.num_rows, bool)
+    lives[np.concatenate(dead)] = False
+    order = sort_by_key(rows, view.spec.stored_key).to_numpy()
+    return (rows.take(pa.array(order[lives[order]])),)
 
 
 def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:

@@ -110,6 +110,8 @@ class DataFileWriter:
         # Parquet numbers sorting columns by leaf. With nested columns, a column's index is not its leaf's number.
         flat = not any(pa.types.is_nested(type_) for type_ in schema.types)
         self._sorting = [pq.SortingColumn(schema.get_field_index(n)) for n in sorted_by] if flat else []
+        # A maximum ignores NaN, so readers that rely on it would skip row groups with matching rows.
+        self._bounded = [field.name for field in self._written if not pa.types.is_floating(field.type)]
         self._held: list[Rows] = []
         self._held_bytes = 0
         self._open: _OpenFile | None = None
@@ -181,8 +183,7 @@ class DataFileWriter:
                 schema,
                 compression="zstd",
                 use_dictionary=_dictionary_columns(first),
-                # A maximum ignores NaN, so readers that rely on it would skip row groups with matching rows.
-                write_statistics=[f.name for f in schema if not pa.types.is_floating(f.type)],
+                write_statistics=self._bounded,
                 write_page_index=first.nbytes > PAGE_BYTES,  # with one page it would repeat the column's statistics
                 sorting_columns=self._sorting or None,
                 write_page_checksum=True,
@@ -217,6 +218,8 @@ class PackWriter(DataFileWriter):
 
     def __init__(self, store: ObjectStore, name: str, schema: pa.Schema, footer: Footer, spec: TableSpec) -> None:
         super().__init__(store, lambda: name, schema, footer, spec.stored_key, spec.names_written)
+        # Every reader of a file reads the pack's footer. With the bounds of long texts, it can be larger than the rows.
+        self._bounded = [spec.names_written.get(column, column) for column in spec.stored_key]
 
     def write_file(self, pieces: Iterable[Rows], of: Bucketed) -> DataFile:
         """Write rows as whole row groups, and return the file that they are.

@@ -20,8 +20,10 @@ from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.workers.worker import drain
+from lakeupsert.read import arrow
 from lakeupsert.read import spark as spark_reader
 from lakeupsert.rows import vectors
+from lakeupsert.rows.datafiles import ROW_GROUP_BYTES
 from tests.harness.lake import Lake, made_once, row
 
 ROWS = 400
@@ -244,3 +246,15 @@ def test_arrow_leaves_rows_out_beyond_a_files_first_batch(tmp_path: Path) -> Non
     found = table.to_arrow().read_all()
     assert found["id"].to_pylist() == list(range(300_000))
     assert [i for i, v in enumerate(found["v"].to_pylist()) if v] == list(changed)
+
+
+def test_rows_much_larger_than_their_files_are_read_in_turns(tmp_path: Path) -> None:
+    """Small files are sorted in one call, unless that takes more memory than a row group."""
+    lake = Lake(tmp_path, strategy="delta")
+    for night, ids in enumerate([range(4000), range(0, 4000, 100)]):
+        lake.land(f"{night}.jsonl", [row(f"k{i:04}", 0, night, i) | {"note": "x" * 20_000} for i in ids])
+        lake.run()
+    assert sum(file.bytes for file in lake.table.files()) < arrow.SMALL_BYTES
+    batches = list(lake.table.to_arrow())
+    assert max(batch.nbytes for batch in batches) <= 1.5 * ROW_GROUP_BYTES
+    assert pa.Table.from_batches(batches)["k"].to_pylist() == [f"k{i:04}" for i in range(4000)]

@@ -780,8 +780,10 @@ def test_timestamp_of_orc_that_nanoseconds_can_not_hold_is_unreadable_and_no_oth
 
 
 def test_damaged_orc_is_unreadable(landing: Landing) -> None:
-    content = orc_of(pa.Table.from_pylist(AVRO_ROWS, SCHEMA))
-    for damaged in (b"", b"ORC", content[:-1], content[: len(content) // 2], b"x" * 300):
+    content = orc_of(pa.Table.from_pylist(AVRO_ROWS, SCHEMA), compression="uncompressed")
+    at = content.index(b"\n\x06\x08\x06\x10\x00")  # a message in the footer of a stripe
+    too_long = content[:at] + b"\n" + b"\xff" * 10 + b"\x01" + content[at + 12 :]
+    for damaged in (b"", b"ORC", content[:-1], content[: len(content) // 2], b"x" * 300, too_long):
         assert landing.unreadable(landing.put("a.orc", damaged)).startswith("Not readable as ORC")
 
 

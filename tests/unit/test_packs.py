@@ -117,3 +117,13 @@ def test_threads_share_the_footers(
     with ThreadPoolExecutor(8) as pool:
         found = pool.map(lambda number: packs.open_pack(store, files[number % 8].name).rows.tolist(), range(500))
         assert list(found) == [[0, 2]] * 500
+
+
+def test_the_footer_has_bounds_of_keys_only(store: LocalStore) -> None:
+    with PackWriter(store, "p.pack", SCHEMA, Footer("t", "appended", "1", 0), SPEC) as pack:
+        for number in range(20):
+            pack.write_file([pa.table([[number], ["long " * 600]], SCHEMA)], WHOLE)
+    found = packs.open_pack(store, "p.pack")
+    assert b"long " not in bytes(found.tail.data[found.tail.end :])
+    key, text = (found.metadata.row_group(7).column(number).statistics for number in range(2))
+    assert (key.min, key.max, text) == (7, 7, None)

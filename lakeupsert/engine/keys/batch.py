@@ -135,12 +135,9 @@ class Batch:
 
     def _without_gone(self, unknown: UnknownKeys | None) -> tuple[dict[str, Touched], set[str]]:
         """The batch without the rows that do not count and without `UNPLACED`, and the vectors that were written for it."""
-        nothing = np.empty(0, np.int64)
         stay = [(n, file) for n, (partition, file) in enumerate(self.files) if partition != UNPLACED]
-        files, positions = (
-            [file for _, file in stay],
-            [np.concatenate([nothing, *self._gone.get(n, [])]) for n, _ in stay],
-        )
+        files = [file for _, file in stay]
+        positions = [np.concatenate([np.empty(0, np.int64), *self._gone.get(n, [])]) for n, _ in stay]
         live = mark_deleted(self._to.store, files, positions, partial(TableObjects.new, "vectors", self._to.start))
         by_place = {f.place: f for f in live}
         result = dict(self._touched)
@@ -209,8 +206,7 @@ class WrittenBatch:
         else:
             landed = True
         schema = pa.schema([*schema, *(spec.schema.field(name) for name in spec.partition_by)])
-        name = TableObjects.new("moved", to.start)
-        with PackWriter(to.store, name, schema, to.footer("appended"), spec) as pack:
+        with PackWriter(to.store, TableObjects.new("moved", to.start), schema, to.footer("appended"), spec) as pack:
             for partition in sorted(pc.unique(rows[PARTITION]).to_pylist()):
                 own = rows.filter(pc.equal(rows[PARTITION], partition))
                 coming = align(with_partition(own, spec, partition), schema)

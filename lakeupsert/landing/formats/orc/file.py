@@ -28,7 +28,7 @@ from lakeupsert.rows.convert import Converted, convert
 from lakeupsert.rows.leaves import Change, decode, map_leaves
 from lakeupsert.table.types import normalize
 
-_DAMAGED = (ValueError, IndexError, EOFError)
+_DAMAGED = (ValueError, IndexError, EOFError, OverflowError)
 _SPARK_TYPE = b"spark.sql.catalyst.type"
 _CLOCK = pa.timestamp("us")
 """What Spark's timestamp_ntz is: ORC files have it as bigint, with the name of the type as an attribute of the column."""

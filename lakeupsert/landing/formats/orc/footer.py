@@ -38,7 +38,7 @@ class OrcFooter:
 
 
 def read_footer(source: pa.NativeFile) -> OrcFooter:
-    """Raises ValueError, IndexError or what decompressors raise if the file is damaged."""
+    """Raises ValueError, IndexError, EOFError, OverflowError or what decompressors raise if the file is damaged."""
     size = source.size()
     source.seek(max(0, size - _TAIL))
     tail = source.read(_TAIL)
