@@ -95,7 +95,7 @@ def source(commit: int | None, lsn: int | None, snapshot: str = "false", ts_us: 
     return {"connector": "postgresql", "snapshot": snapshot, "sequence": sequence, "lsn": lsn, "ts_us": ts_us}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("arrival", ["as sent", "shuffled"])
 @pytest.mark.parametrize("settings", [{}, {"partition_by": ("area",), "key_scope": "table"}, {"mode": "columns"}])
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"])

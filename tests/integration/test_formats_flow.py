@@ -237,7 +237,7 @@ def test_newest_rows_are_shown_and_are_what_landed(lake: Lake) -> None:
     assert len(found.proof) == 3
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_deep_sees_that_a_row_is_another_one(lake: Lake, kind: str) -> None:
     """A recomputation that read nothing would find no difference either."""
     name, _, _, write = FORMATS[kind]
@@ -258,7 +258,7 @@ def test_deep_sees_that_a_row_is_another_one(lake: Lake, kind: str) -> None:
     assert "1 different" in next(iter(differing.values()))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_refused_row_passes_without_its_file_when_it_is_mended(lake: Lake) -> None:
     wide = "decimal(20,1)" if "decimal" in "".join(lake.settings.schema.values()) else "bigint"
     names = {"_c4": wide} if "_c0" in lake.settings.key else {"v": wide}
@@ -271,7 +271,7 @@ def test_refused_row_passes_without_its_file_when_it_is_mended(lake: Lake) -> No
     assert lake.table.status().quarantined == 0
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_batches_are_read_again_as_they_were_read_though_other_settings_hold_now(lake: Lake) -> None:
     rows = lake.rows()
     for path in lake.root.glob("processed/*=*/**/*.parquet"):
@@ -321,7 +321,7 @@ def test_malformed_records_are_refused_and_what_follows_them_is_taken(tmp_path: 
     assert entry.quarantined["bad_type"] == 1
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_plan_tells_the_partitions_that_are_touched(tmp_path: Path, kind: str) -> None:
     lake = opened(tmp_path, kind)
     for night in range(2):

@@ -145,6 +145,7 @@ def test_shoes_and_shorts_of_the_data_lake(tmp_path: Path, strategy: str) -> Non
     assert_files_that_come_again_change_nothing(table, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 def test_shoes_and_shorts_as_an_update(tmp_path: Path, strategy: str) -> None:
     """The statement that the data lake starts from, `UPDATE … SET … WHERE pk IN (…)`: shoes of January at $10 and shorts of July

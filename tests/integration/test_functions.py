@@ -35,8 +35,8 @@ from tests.harness.servers import Server
 ROOT = Path(__file__).parents[2] / "infra/azure"
 HOST = json.loads((ROOT / "functions/host.json").read_text())
 NIGHTS = [
-    [row("a", day, 1, 1) for day in range(12)] + [row("b", 0, 1, 1), row("b", 1, 1, 1)],
-    [row("a", day, 2, 2) for day in range(0, 12, 2)] + [row("b", 0, 2, 2, op="D"), row("c", 13, 1, 2)],
+    [row("a", day, 1, 1) for day in range(5)] + [row("b", 0, 1, 1), row("b", 1, 1, 1)],
+    [row("a", day, 2, 2) for day in range(0, 5, 2)] + [row("b", 0, 2, 2, op="D"), row("c", 13, 1, 2)],
 ]
 
 
@@ -126,7 +126,7 @@ def test_nights_through_the_functions_equal_the_model(
         if number > 1:
             lake.land(f"{number}.jsonl", rows)
         functions.append(None)
-        assert deliver(lake, azure, functions) == (12 if number == 1 else 7)
+        assert deliver(lake, azure, functions) == (5 if number == 1 else 4)
         functions.reconcile(None)
         lake.reopen()
         assert lake.rows() == lake.expected(number)
@@ -150,8 +150,8 @@ def test_functions_log_the_lines_that_alerts_wait_for(
         functions.reconcile(None)
     template = (ROOT / "main.bicep").read_text()
     lines = [record.getMessage() for record in caplog.records]
-    assert "rows: 14 appended, 1 quarantined" in lines
-    assert "waiting: 12 partitions" in lines
+    assert "rows: 7 appended, 1 quarantined" in lines
+    assert "waiting: 5 partitions" in lines
     for parsed in re.findall(r"parse message with (.+?) \|", template):
         pattern = re.sub(r" ?\w+:long ?", r"(\\d+)", parsed.replace('"', ""))
         assert any(re.fullmatch(pattern, line) for line in lines), pattern
@@ -166,7 +166,7 @@ def test_reconcile_sends_what_got_lost_and_needs_no_table(
     functions.append(None)
     QueueClient.from_connection_string(azure.env["AZURE_STORAGE_CONNECTION_STRING"], queue_of(lake)).clear_messages()
     functions.reconcile(None)
-    assert deliver(lake, azure, functions) == 12
+    assert deliver(lake, azure, functions) == 5
     lake.reopen()
     assert lake.rows() == lake.expected(1)
 
@@ -189,14 +189,14 @@ def test_poison_partition_is_tried_and_buried_with_its_reason(
     assert poison in partitions
     assert {letter.receives for letter in letters} == {MAX_RECEIVES}
     assert all("is missing" in letter.reason for letter in letters)
-    assert told == 12 - len(partitions) + MAX_RECEIVES * len(partitions)
+    assert told == 5 - len(partitions) + MAX_RECEIVES * len(partitions)
 
 
 def test_message_that_can_not_be_read_is_buried(lake: Lake, azure: Server, functions: ModuleType, two_am: None) -> None:
     functions.append(None)
     queue = QueueClient.from_connection_string(azure.env["AZURE_STORAGE_CONNECTION_STRING"], queue_of(lake))
     queue.send_message(base64.b64encode(b"<html>").decode())
-    assert deliver(lake, azure, functions) == 13
+    assert deliver(lake, azure, functions) == 6
     [letter] = lake.table.objects.queue.dead_letters()
     assert letter.message is None
     assert "Expected version 1" in letter.reason
@@ -209,7 +209,7 @@ def test_message_goes_back_where_no_time_is_left(
     monkeypatch.setenv("AzureFunctionsJobHost__functionTimeout", "00:00:10")
     assert trigger(queue_of(lake), azure, functions) == "hidden"
     monkeypatch.delenv("AzureFunctionsJobHost__functionTimeout")
-    assert deliver(lake, azure, functions) == 12
+    assert deliver(lake, azure, functions) == 5
 
 
 @pytest.mark.parametrize(

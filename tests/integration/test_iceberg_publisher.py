@@ -242,6 +242,7 @@ def test_rollback_is_undone(tmp_path: Path) -> None:
     lake.check()
 
 
+@pytest.mark.long
 def test_snapshot_that_took_the_number_of_a_lost_one_is_shown(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 3)
     folder = lake.root / "processed" / "_lakeupsert" / "snapshots"

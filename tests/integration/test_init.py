@@ -179,6 +179,7 @@ def test_sample_of_text_ends_at_a_whole_record(monkeypatch: pytest.MonkeyPatch) 
     assert result["columns"][-1]["type"] == "timestamp[us]"
 
 
+@pytest.mark.long
 def test_deletes_are_recognised_and_obeyed() -> None:
     batches = [[{**row, "op": "I"} for row in rows] for rows in nights()]
     stored = {row["order_id"] * 10 + row["line_no"]: row for rows in batches[:-1] for row in rows}
@@ -270,6 +271,7 @@ def lines(path: str, *rows: str, encoding: str = "utf-8") -> None:
     Path(path).write_bytes(("\n".join(rows) + "\n").encode(encoding))
 
 
+@pytest.mark.long
 def test_dialect_of_all_files_is_set() -> None:
     for name, delimiter in (("semicolon", ";"), ("tab", "\t"), ("pipe", "|")):
         rows = (f"{i}|2020-01-{1 + i % 28:02d}|a, b|{i},5" for i in range(200))

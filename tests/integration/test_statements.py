@@ -139,6 +139,7 @@ def test_a_stamped_row_gets_a_new_stamp(tmp_path: Path) -> None:
     assert lake.rows() == after[:1]
 
 
+@pytest.mark.long
 def test_an_update_of_mode_columns_brings_what_it_sets(tmp_path: Path) -> None:
     """A late record still fills in what the update has not set, and no later one takes the update for its own."""
     lake = Lake(tmp_path, mode="columns", schema={**SCHEMA, "w": "bigint"})
@@ -252,6 +253,7 @@ def test_a_batch_id_counts_once(lake: Lake) -> None:
     assert refused.value.code == "batch-id-taken"
 
 
+@pytest.mark.long
 def test_a_restore_withdraws_and_brings_back_a_statement(lake: Lake) -> None:
     lake.change("raise", {"v": "v + 10"}, "k = 'a'", raised(is_a))
     lake.change("forget", None, "k = 'b'", removed(lambda r: r["k"] == "b"))
