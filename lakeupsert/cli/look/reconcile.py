@@ -162,7 +162,7 @@ def _missing_sources_error(table: "Table", found: "ReconcileResult") -> Lakeupse
     return RefusedError(
         "sources-gone",
         f"Table {table.name!r}: landing files are missing or have changed, for example {file} of batch {batch}. Partitions that "
-        f"these batches touch could not be recomputed: {output.short_list([str(n) for n in found.gone])}. All other partitions "
-        "equal their landing files, and all rows are accounted for.",
+        f"these batches touch could not be recomputed (batches: {output.short_list([str(n) for n in found.gone])}). All other "
+        "partitions equal their landing files, and all rows are accounted for.",
         next="put these landing files back, or run `lakeupsert reconcile` without --deep",
     )
