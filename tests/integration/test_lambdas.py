@@ -415,7 +415,16 @@ def test_poison_partition_is_given_back_alone_and_buried_at_its_last_try(
     [*_, (_, entry)] = appended.entries()
     poison, touched = next(iter(entry.touched.items()))
     assert versitygw.root is not None
-    mend = damage(versitygw.root / appended.settings.processed.removeprefix("s3://"), touched.files[0])
+    processed = appended.settings.processed.removeprefix("s3://")
+    bucket, _, folder = processed.partition("/")
+    pack = versitygw.root / processed / touched.files[0].name
+
+    def put() -> None:
+        """What the file has now becomes the object, with a checksum of the store's own: the pack is read as a whole."""
+        boto3.client("s3").put_object(Bucket=bucket, Key=f"{folder}/{touched.files[0].name}", Body=pack.read_bytes())
+
+    mend = damage(versitygw.root / processed, touched.files[0])
+    put()
     given_back = []
     while event := receive(appended):
         given_back += settle(appended, event, invoke("dedupe_worker", event))
@@ -427,6 +436,7 @@ def test_poison_partition_is_given_back_alone_and_buried_at_its_last_try(
     told = invoke("reconcile", {})
     assert (told["waiting"], told["failed"], told["queued"]) == (12, 1, 0)
     mend()
+    put()
     appended.table.redrive()
     told = invoke("reconcile", {})
     assert (told["waiting"], told["failed"], told["queued"]) == (12, 1, 1)
