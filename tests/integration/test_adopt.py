@@ -197,6 +197,11 @@ def _small(root: Path, rows: Any = None, folder: str = "day=2020-01-01", name: s
     pq.write_table(pa.table(rows), root / "lake" / folder / name)
 
 
+def _doubled(folder: Path) -> None:
+    for file in folder.glob("*.parquet"):
+        file.write_bytes(file.read_bytes() * 2)
+
+
 @pytest.mark.parametrize(
     ("spoil", "code"),
     [
@@ -204,6 +209,7 @@ def _small(root: Path, rows: Any = None, folder: str = "day=2020-01-01", name: s
         (lambda root: _small(root, folder="day=__HIVE_DEFAULT_PARTITION__"), "not-partitioned"),
         (lambda root: _small(root, folder="."), "not-partitioned"),
         (lambda root: (root / "lake/day=2020-01-01/torn.parquet").write_bytes(b"PAR1"), "unreadable-files"),
+        (lambda root: _doubled(root / "lake/day=2020-01-01"), "unreadable-files"),
         (
             lambda root: _small(root, {"order_id": ["a", None], "record_timestamp": [1, 2]}, name="n.parquet"),
             "null-keys",

@@ -118,6 +118,20 @@ def test_damaged_file_of_any_format_is_set_aside_and_the_rest_goes_on(lake: Path
     assert not run()["result"]["append"]["batches"]
 
 
+@pytest.mark.parametrize("last", [["3"], []], ids=["rows", "none"])
+def test_parquet_files_one_behind_the_other_are_set_aside(lake: Path, last: list[str]) -> None:
+    """The last footer finds rows of the first file. With as many of the same length no reader notices."""
+    land("a.csv", HEADER + GOOD)
+    whole = b""
+    for ids in (["2"], last):
+        land_parquet("b.parquet", {"id": pa.array(ids, pa.string()), "transaction_date": [date(2020, 1, 1)] * len(ids)})
+        whole += Path("landing/b.parquet").read_bytes()
+    land("b.parquet", whole)
+    answer = run()
+    assert any("unreadable_file" in warning for warning in answer["warnings"])
+    assert rows("id") == [("1",)]
+
+
 def test_parquet_cut_off_in_the_middle_is_set_aside(lake: Path) -> None:
     land("a.csv", HEADER + GOOD)
     land_parquet("b.parquet", {"id": ["2"] * 1000, "transaction_date": [date(2020, 1, 1)] * 1000})

@@ -30,6 +30,7 @@ from lakeupsert.landing.formats.blocks import (
 )
 from lakeupsert.landing.formats.oldcalendar import OldCalendar, is_of_spark
 from lakeupsert.rows.arrays import Indices, Mask
+from lakeupsert.rows.checksums import MAGIC
 from lakeupsert.rows.convert import READABLE_MOMENTS, as_text, unreadable_moments
 from lakeupsert.rows.leaves import Change, decode, leaf_types, map_leaves, rows_with
 from lakeupsert.table.types import normalize
@@ -183,8 +184,32 @@ def _read_footer(source: pa.NativeFile, file: LandingInput) -> pq.FileMetaData:
             names = ", ".join(map(repr, _of_16_bytes(source))) or "A column"
             why = f"{names}: integers of 128 bits, which Arrow can't read. Write them as decimal(38,0), text, or with 64 bits."
             raise UnreadableFileError(file.path, why) from e
+        _refuse_appended(source, footer, file)
         source.seek(0)
         return footer
+
+
+def _refuse_appended(source: pa.NativeFile, footer: pq.FileMetaData, file: LandingInput) -> None:
+    """Raise UnreadableFileError for Parquet behind Parquet, as `cat` or append mode leaves it.
+
+    The last footer then counts from the start of the first file. If pages are as long in both, readers show rows of the first as
+    those of the last. Then at least half of the bytes belong to no column.
+    """
+    groups = map(footer.row_group, range(footer.num_row_groups))
+    chunks = chain.from_iterable(map(group.column, range(group.num_columns)) for group in groups)
+    ends = ((c.dictionary_page_offset or c.data_page_offset) + c.total_compressed_size for c in chunks)
+    named, tail = max(ends, default=len(MAGIC)), b""
+    if source.size() - 8 - footer.serialized_size < 2 * named:
+        return
+    source.seek(named)
+    while piece := source.read(_STREAM_BYTES):
+        if MAGIC * 2 in tail + piece:
+            raise UnreadableFileError(
+                file.path,
+                "It is several Parquet files, written one behind the other in append mode or by `cat` or `getmerge`: the last "
+                "footer finds rows of the first. Write each to another path.",
+            )
+        tail = piece[-7:]
 
 
 def _of_16_bytes(source: pa.NativeFile) -> list[str]:
