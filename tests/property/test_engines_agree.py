@@ -142,14 +142,17 @@ def generated(spec: TableSpec, rng: random.Random, file: int, partition: str) ->
 def appended(
     store: LocalStore, spec: TableSpec, rng: random.Random, count: int = PARTITIONS
 ) -> dict[str, tuple[DataFile, ...]]:
-    """One batch for each of ``count`` partitions. Sometimes it comes in two calls, as from two tasks: then a key is in two
-    files."""
+    """One batch for each of ``count`` partitions, or tables without partitions. Sometimes it comes in two calls, as from two
+    tasks: then a key is in two files."""
     job = AppendJob(store, store, (), Reading(), RowRules(spec, 0), "b", 0, 0)
     files: dict[str, tuple[DataFile, ...]] = {}
+    names = [f"part={p}" for p in range(count)]
     for file in range(2):
-        tables = [generated(spec, rng, file, f"part={p}") for p in range(count)]
-        for done in settle_and_write(job, tables):
-            files[done.partition] = files.get(done.partition, ()) + done.files
+        for together in [names] if spec.partition_by else [[name] for name in names]:
+            tables = [generated(spec, rng, file, p if spec.partition_by else WHOLE_TABLE) for p in together]
+            for done in settle_and_write(job, tables):
+                name = done.partition if spec.partition_by else together[0]
+                files[name] = files.get(name, ()) + done.files
     return files
 
 
