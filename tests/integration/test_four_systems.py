@@ -192,7 +192,7 @@ def test_subscribers_of_a_telecom_store(tmp_path: Path, strategy: str) -> None:
         'mode = "columns"\n[tables.t.schema]\nmsisdn = "bigint"\nbilled_at = "bigint"\nseen_at = "bigint"\ncell = "string"\n'
         '[tables.t.groups.network]\norder_by = ["seen_at"]\ncolumns = ["cell", "roaming"]\n',
     )
-    numbers = [919810000000 + n for n in range(120)]
+    numbers = [919810000000 + n for n in range(300)]
 
     def lines(*records: str) -> str:
         return "\n".join(records) + "\n"
