@@ -188,7 +188,7 @@ class _Merge:
                         continue
                     keys = {name: sortable(met[name]).combine_chunks() for name in spec.stored_key}
                     # Full extracts also change keys that do not arrive.
-                    block = None if rules.judges_all else Block(stored, np.flatnonzero(as_mask(_near(stored, keys))))
+                    block = None if rules.judges_all else Block(stored, np.flatnonzero(as_mask(is_near(stored, keys))))
                     near = stored.take(block.ranked) if block else stored
                     both = _concat([add_ranks(near, age=0, deleted=False), met])
                     self._write(out, rank(both, spec, len(near) if block else 0), block, again=settled)
@@ -269,7 +269,7 @@ class _Merge:
         )
         for run in runs(chain.from_iterable(streams), lambda rows: rows.num_rows, TOGETHER_ROWS):
             rows = pa.concat_tables(run)
-            rows = rows.filter(_near(rows, keys))
+            rows = rows.filter(is_near(rows, keys))
             if hashes is not None:
                 rows = rows.filter(pa.array(np.isin(key_hashes(rows, spec), hashes)))
             tables.append(rows.filter(pc.invert(pc.is_in(rows[POSITION], dead))) if len(dead) else rows)
@@ -332,7 +332,7 @@ class _Merge:
         )
 
 
-def _near(rows: Rows, keys: Mapping[str, pa.Array]) -> pa.ChunkedArray:
+def is_near(rows: Rows, keys: Mapping[str, pa.Array]) -> pa.ChunkedArray:
     """Which rows may have the key of an incoming row: the value of every key column occurs in ``keys``."""
     return reduce(pc.and_, (pc.is_in(sortable(rows[name]), values) for name, values in keys.items()))
 

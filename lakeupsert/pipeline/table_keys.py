@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.keys.carry import Leaving, Source, UnreadableError, WrongIndexError, carried_rows
-from lakeupsert.engine.keys.index import IndexTarget, StoredIndex
+from lakeupsert.engine.keys.index import HASH, IndexTarget, StoredIndex, add_hashes, by_partition
 from lakeupsert.engine.keys.lives import UnknownKeys
 from lakeupsert.engine.keys.rebuild import rebuild_index
 from lakeupsert.engine.keys.refused import quarantine_refused
@@ -36,12 +36,12 @@ from lakeupsert.pipeline.merge.state import state_at
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.resources import Resources
 from lakeupsert.rows.arrays import Mask, Rows
-from lakeupsert.rows.buckets import key_hashes, may_be_in
+from lakeupsert.rows.buckets import may_be_in
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import KeyIndex, LedgerEntry, Reason, Touched
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.spec import FILE, OF_EARLIER_BATCH, TableSpec
 
 log = logging.getLogger(__name__)
@@ -170,12 +170,11 @@ def _settle(
 
 def _carry(table: OpenTable, host: Host, spec: TableSpec, number: int, moves: Rows) -> Rows:
     """What is known at a ledger number of keys that move: `carried_rows`, a partition a task. Raises UnreadableError."""
-    leaving = []
-    for partition in sorted(pc.unique(moves[PARTITION]).to_pylist()):
-        keys = moves.filter(pc.equal(moves[PARTITION], partition))
-        hashes = key_hashes(keys, spec)
-        sources = tuple(one for one in _sources_of(table.history, partition, number) if may_be_in(hashes, one.file))
-        leaving.append(Leaving(keys, sources))
+    parts, leaving = by_partition(add_hashes(moves, spec), spec), []
+    heads = table.history.heads([partition for partition, _ in parts])
+    for partition, keys in parts:
+        hashes, sources = keys[HASH].to_numpy(), _sources_of(table.history, partition, heads.get(partition), number)
+        leaving.append(Leaving(keys, tuple(one for one in sources if may_be_in(hashes, one.file))))
     sizes = [float(sum(source.file.bytes for source in one.sources)) for one in leaving]
     store = table.resources.store
     found = [*map_counted(host, store, partial(carried_rows, store, spec), leaving, sizes)]
@@ -260,13 +259,11 @@ def _sources(history: History, number: int) -> Iterator[Source]:
 
     If a partition was merged beyond that number, the ledger has moved on too, and the entry made of this can't be appended.
     """
-    entries = history.entries(-1, number)
-    for partition in sorted({p for link in entries for p in link.body.touched}):
-        yield from _sources_of(history, partition, number)
+    for partition in sorted({p for link in history.entries(-1, number) for p in link.body.touched}):
+        yield from _sources_of(history, partition, history.objects.partition(partition).head(), number)
 
 
-def _sources_of(history: History, partition: str, number: int) -> Iterator[Source]:
-    head = history.objects.partition(partition).head()
+def _sources_of(history: History, partition: str, head: Link[Manifest] | None, number: int) -> Iterator[Source]:
     state = state_at(history, partition, head, head.body.merged if head else 0, number)
     for bucket in state.base.buckets:
         yield from _of_files(partition, 0, bucket.data, unsettled=not bucket.settled)

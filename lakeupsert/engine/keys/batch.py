@@ -21,16 +21,16 @@ from lakeupsert.engine.batch import with_partition
 from lakeupsert.engine.keys import effects
 from lakeupsert.engine.keys.carry import as_carried, newer_parts
 from lakeupsert.engine.keys.effects import ALONE, Effect
-from lakeupsert.engine.keys.index import IndexTarget, add_hashes, arrived_schema
+from lakeupsert.engine.keys.index import IndexTarget, add_hashes, arrived_schema, by_partition
 from lakeupsert.engine.keys.lives import UnknownKeys
 from lakeupsert.engine.keys.spill import KeptPacks
 from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.rows.arrays import Column, Indices, Rows, repeat
+from lakeupsert.rows.buckets import cut_by_number
 from lakeupsert.rows.datafiles import POSITION, align, read_file, stream_file
-from lakeupsert.rows.digest import Digest
+from lakeupsert.rows.digest import Digest, digests
 from lakeupsert.rows.filewriter import PackWriter
 from lakeupsert.rows.floor import PARTITION
-from lakeupsert.rows.rank import sort_by_key
 from lakeupsert.rows.vectors import mark_deleted
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, Reason, Touched
@@ -84,9 +84,8 @@ class Batch:
         match effect:
             case effects.Superseded(rows):
                 self._leave(rows.filter(pc.invert(rows[ALONE])), self._lost)
-                alone = rows.filter(rows[ALONE])
-                for partition in pc.unique(alone[PARTITION]).to_pylist():
-                    self._lost_alone[partition].add(alone.filter(pc.equal(alone[PARTITION], partition)))
+                for partition, own in by_partition(rows.filter(rows[ALONE]), self._to.spec):
+                    self._lost_alone[partition].add(own)
             case effects.Placed(rows):
                 self._leave(rows.filter(pc.invert(rows[ALONE])), self._away)
                 for number, of_file in _by_file(rows):
@@ -206,23 +205,20 @@ class WrittenBatch:
         else:
             landed = True
         schema = pa.schema([*schema, *(spec.schema.field(name) for name in spec.partition_by)])
+        parts = by_partition(rows, spec)
+        found = digests([[own] for _, own in parts], spec)
         with PackWriter(to.store, TableObjects.new("moved", to.start), schema, to.footer("appended"), spec) as pack:
-            for partition in sorted(pc.unique(rows[PARTITION]).to_pylist()):
-                own = rows.filter(pc.equal(rows[PARTITION], partition))
-                coming = align(with_partition(own, spec, partition), schema)
-                digest = Digest(spec)
-                digest.add(coming)
-                ordered = coming.take(sort_by_key(coming, spec.stored_key))
-                file = pack.write_file([ordered], WHOLE)
+            for (partition, own), digest in zip(parts, found, strict=True):
+                file = pack.write_file([align(with_partition(own, spec, partition), schema)], WHOLE)
                 before = result.get(partition, NOTHING)
                 result[partition] = msgspec.structs.replace(
                     before,
                     files=(*before.files, file),
-                    rows=before.rows + digest.rows,
-                    moved=before.moved + (0 if landed else digest.rows),
-                    followed=before.followed + (digest.rows if follows else 0),
+                    rows=before.rows + file.rows,
+                    moved=before.moved + (0 if landed else file.rows),
+                    followed=before.followed + (file.rows if follows else 0),
                     bytes=before.bytes + file.bytes,
-                    digest=add_digests((before.digest, str(digest))),
+                    digest=add_digests((before.digest, digest)),
                 )
 
     @property
@@ -232,8 +228,7 @@ class WrittenBatch:
 
 
 def _by_file(rows: Rows) -> Iterator[tuple[int, Rows]]:
-    for number in pc.unique(rows[SOURCE]).to_pylist():
-        yield number, rows.filter(pc.equal(rows[SOURCE], number))
+    return cut_by_number(rows, rows[SOURCE].to_numpy())
 
 
 def _with_lost(touched: Touched, rows: int, digest: str | None) -> Touched:

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.engine.arrow import add_ranks
-from lakeupsert.engine.keys.index import HASH, is_among_hashes
+from lakeupsert.engine.arrow import add_ranks, is_near
+from lakeupsert.engine.keys.index import HASH
 from lakeupsert.engine.merge import AGE
 from lakeupsert.engine.resolve import TIES, rank
 from lakeupsert.errors import DamagedTableError
@@ -57,7 +57,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Keys that leave a partition, each with `PARTITION` and `MOVED_TO`; and the files of the partition that may have them."""
+    """Sorted keys that leave a partition, each with its hash, `PARTITION` and `MOVED_TO`; and the files that may have them."""
 
     keys: Rows
     sources: tuple[Source, ...]
@@ -68,14 +68,14 @@ def carried_rows(store: ObjectStore, spec: TableSpec, leaving: Leaving) -> Rows:
 
     Raises DamagedTableError if a file can't be read; WrongIndexError if a key has no row.
     """
-    keys = leaving.keys.take(sort_by_key(leaving.keys, spec.stored_key))
-    hashes = np.unique(key_hashes(keys, spec))
+    keys = leaving.keys
+    hashes = keys[HASH].to_numpy() if len(spec.stored_key) > 1 else None
     near = {name: sortable(keys[name]).combine_chunks() for name in spec.stored_key}
     tables = [add_ranks(spec.base_schema.empty_table(), age=0, deleted=False)]
     for source in leaving.sources:
         for block in _stream(store, spec, source, near):
-            hashed = block.append_column(HASH, pa.array(key_hashes(block, spec)))
-            tables.append(block.filter(pa.array(is_among_hashes(hashed, hashes))))
+            some = block.filter(is_near(block, near))
+            tables.append(some if hashes is None else some.filter(pa.array(np.isin(key_hashes(some, spec), hashes))))
     found = rank(pa.concat_tables(tables), spec)
     order = put_counting_first(found.rows, spec, found.order, found.wins, AGE)
     combined = combine_columns(found.rows, spec, order, found.wins, TIES)

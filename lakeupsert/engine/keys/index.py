@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.merge import AGE
 from lakeupsert.rows.arrays import Hashes, Mask, Rows, repeat, with_column
-from lakeupsert.rows.buckets import buckets, key_hashes
+from lakeupsert.rows.buckets import buckets, cut_by_number, key_hashes
 from lakeupsert.rows.datafiles import POSITION, align, stream_file
 from lakeupsert.rows.filewriter import DataFileWriter, Footer
 from lakeupsert.rows.floor import PARTITION
-from lakeupsert.rows.rank import sort_by_rank
+from lakeupsert.rows.rank import sort_by_key, sort_by_rank
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import WHOLE, Bucketed, DataFile, Part, share
@@ -155,6 +155,14 @@ def by_age(tables: Sequence[Rows], columns: Sequence[str]) -> Rows:
         [rows.select(columns).append_column(AGE, age) for rows, age in zip(tables, ages, strict=True)],
         promote_options="default",  # a column that can't be null in one of them may be so in another
     )
+
+
+def by_partition(rows: Rows, spec: TableSpec) -> list[tuple[str, Rows]]:
+    """The rows of each partition, in key order; first those of the partition with the least name."""
+    rows = rows.take(sort_by_key(rows, (PARTITION, *spec.stored_key)))
+    encoded = rows[PARTITION].combine_chunks().dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    return [(names[number], own) for number, own in cut_by_number(rows, encoded.indices.to_numpy())]
 
 
 def with_naming_order(stored: Rows, spec: TableSpec) -> Rows:
