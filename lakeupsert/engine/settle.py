@@ -16,6 +16,7 @@ from lakeupsert.engine.reports import Report, Written
 from lakeupsert.rows.arrays import Hashes, Indices, Rows
 from lakeupsert.rows.buckets import buckets, cut_by_number, cut_into_pieces, key_hashes
 from lakeupsert.rows.convert import as_mask
+from lakeupsert.rows.datafiles import EXPANSION
 from lakeupsert.rows.digest import digest_text, hashed_columns, row_hashes
 from lakeupsert.rows.floor import PARTITION, greatest_floor
 from lakeupsert.rows.rank import sort_by_rank
@@ -219,11 +220,13 @@ def _write(job: AppendJob, rows: Rows) -> dict[str, list[DataFile]]:
     """Write rows, sorted by partition and key, as one object. Returns the files in it by partition."""
     files: defaultdict[str, list[DataFile]] = defaultdict(list)
     ranges = _range_numbers(job, rows)
+    # If all rows fit into one bucket, each range does, and counting the bytes of each would take long.
+    in_pieces = job.bits or job.stored_bits or rows.nbytes > EXPANSION * (job.bucket_bytes or rows.nbytes)
     with job.new_pack() as pack:
         for number, of_range in cut_by_number(rows, ranges.numbers):
             partition, bucket = ranges.partitions[number >> ranges.bits], number & ((1 << ranges.bits) - 1)
             of = Part(bucket, job.bits.get(partition, 0))
-            bits = job.piece_bits(partition, of_range)
+            bits = job.piece_bits(partition, of_range) if in_pieces else 0
             pieces = cut_into_pieces(of_range, of, bits, job.spec) if bits else [of_range]
             files[partition].append(pack.write_file([with_partition(p, job.spec, partition) for p in pieces], of))
     return files

@@ -105,11 +105,9 @@ class DataFileWriter:
         self._store = store
         self._new_name = new_name
         self.schema = schema
-        self._written = pa.schema([field.with_name(names.get(field.name, field.name)) for field in schema])
+        self._written = pa.schema([f.with_name(names.get(f.name, f.name)) for f in schema]) if names else schema
         self._footer = footer
-        # Parquet numbers sorting columns by leaf. With nested columns, a column's index is not its leaf's number.
-        flat = not any(pa.types.is_nested(type_) for type_ in schema.types)
-        self._sorting = [pq.SortingColumn(schema.get_field_index(n)) for n in sorted_by] if flat else []
+        self._sorted_by = sorted_by
         # A maximum ignores NaN, so readers that rely on it would skip row groups with matching rows.
         self._bounded = [field.name for field in self._written if not pa.types.is_floating(field.type)]
         self._held: list[Rows] = []
@@ -158,10 +156,10 @@ class DataFileWriter:
     def _flush(self) -> None:
         if not self._held:
             return
-        table = pa.concat_tables(self._held)
+        table, size = pa.concat_tables(self._held), self._held_bytes
         self._held, self._held_bytes = [], 0
         here = self._open or self._begin(table)
-        groups = max(1, ceil(table.num_rows / ROW_GROUP_ROWS), ceil(table.nbytes / datafiles.ROW_GROUP_BYTES))
+        groups = max(1, ceil(table.num_rows / ROW_GROUP_ROWS), ceil(size / datafiles.ROW_GROUP_BYTES))
         rows = ceil(table.num_rows / groups)
         for begin in range(0, table.num_rows, rows):
             here.writer.write_table(table.slice(begin, rows), row_group_size=rows)
@@ -177,6 +175,9 @@ class DataFileWriter:
         sink = pa.BufferedOutputStream(pa.PythonFile(checksums, "w"), BUFFER_BYTES)
         schema = self._written.with_metadata(self._footer.metadata(name))
         footers: list[pq.FileMetaData] = []
+        # Parquet numbers sorting columns by leaf. With nested columns, a column's index is not its leaf's number.
+        flat = not any(pa.types.is_nested(type_) for type_ in schema.types)
+        sorting = [pq.SortingColumn(self.schema.get_field_index(n)) for n in self._sorted_by] if flat else []
         writer = stack.enter_context(
             pq.ParquetWriter(
                 sink,
@@ -185,7 +186,7 @@ class DataFileWriter:
                 use_dictionary=_dictionary_columns(first),
                 write_statistics=self._bounded,
                 write_page_index=first.nbytes > PAGE_BYTES,  # with one page it would repeat the column's statistics
-                sorting_columns=self._sorting or None,
+                sorting_columns=sorting or None,
                 write_page_checksum=True,
                 metadata_collector=footers,
             )

@@ -58,20 +58,17 @@ class LocalStore:
     def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
         self.requests.count("get")
         start, size = part or (0, -1)
-        try:
-            # A buffer would only cost time; but without one, a read of more than 2 GB may be cut short.
-            with self._failures(name, reads=True), open(self._path(name), "rb", -1 if part else 0) as f:
-                f.seek(start)
-                return f.read(size)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as e:
-            raise NotFoundError(name) from e
+        # A buffer would only cost time; but without one, a read of more than 2 GB may be cut short.
+        with self._failures(name, reads=True), open(self._path(name), "rb", -1 if part else 0) as f:
+            f.seek(start)
+            return f.read(size)
 
     def head(self, name: str) -> ObjectInfo | None:
         self.requests.count("head")
         try:
             with self._failures(name, reads=True):
                 status = os.stat(self._path(name))
-        except (FileNotFoundError, NotADirectoryError):
+        except NotFoundError:
             return None
         return _info(name, status) if stat.S_ISREG(status.st_mode) else None
 
@@ -114,11 +111,8 @@ class LocalStore:
 
     def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
         self.requests.count("get")
-        try:
-            with self._failures(name, reads=True):
-                file = pa.OSFile(self._path(name), "rb")
-        except (FileNotFoundError, NotADirectoryError) as e:
-            raise NotFoundError(name) from e
+        with self._failures(name, reads=True):
+            file = pa.OSFile(self._path(name), "rb")
         if etag is not None and _info(name, os.fstat(file.fileno())).etag != etag:
             file.close()
             raise NotFoundError(name)
@@ -138,7 +132,7 @@ class LocalStore:
     # -- how
 
     def _path(self, name: str) -> str:
-        return os.path.join(self.root, *parts_of(name))
+        return "/".join((self.root.rstrip("/"), *parts_of(name))) or "/"  # `os.path.join` looks at each part
 
     @contextmanager
     def _temporary(self) -> Iterator[BinaryIO]:
@@ -207,11 +201,9 @@ class LocalStore:
                 continue
             try:
                 info = entry.stat()
-            except FileNotFoundError:
-                continue  # deleted during the listing
             except OSError as e:
-                if e.errno == errno.ELOOP:
-                    continue  # a link to itself; treated like a link to a missing file
+                if e.errno in (errno.ENOENT, errno.ELOOP):
+                    continue  # deleted during the listing, or a link to itself
                 raise
             if stat.S_ISREG(info.st_mode):
                 yield _info(name, info)
@@ -223,12 +215,13 @@ class LocalStore:
     @contextmanager
     def _failures(self, name: str, *, reads: bool = False) -> Iterator[None]:
         """Turn errors of the operating system into errors by what the operator does next."""
-        where = os.path.join(self.root, name)
         try:
             yield
         except OSError as e:
-            if reads and isinstance(e.filename, str):
-                where = e.filename  # in a listing, the folder that can't be read
+            if reads and isinstance(e, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+                raise NotFoundError(name) from e
+            # In a listing, the folder that can't be read.
+            where = e.filename if reads and isinstance(e.filename, str) else os.path.join(self.root, name)
             if e.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StoreUnavailableError(
                     "disk-full",

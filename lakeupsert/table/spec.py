@@ -375,6 +375,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 f"started with {len(self.renames)}. Nothing was changed.",
                 next="run the same command again",
             )
+        if renames == len(self.renames) and self.keeps_names(renames):
+            return self.names_written
         return self._names_kept(renames) if self.keeps_names(renames) else self.names_at(renames)
 
     def keeps_names(self, renames: int) -> bool:

@@ -117,7 +117,6 @@ def cuts_of(step: Step) -> tuple[Cut, ...]:
 
     A cut reads about one bucket's bytes, or one file, or as much as the footers of its pieces need to be a small part.
     """
-    footer = bytes_without_rows(step.spec.base_schema.types)
     readers: Counter[DataFile] = Counter()
     groups: dict[_Group, dict[DataFile, int]] = {}
     bits: Counter[_Group] = Counter()
@@ -129,6 +128,7 @@ def cuts_of(step: Step) -> tuple[Cut, ...]:
     coarse = {file for file, count in readers.items() if count > MOST_READS}
     if sum(file.bytes * (readers[file] - 1) for file in coarse) <= ALONE_BUCKETS * step.bucket_bytes:
         return ()
+    footer = bytes_without_rows(step.spec.base_schema.types)
     found: list[Cut] = []
     for group, numbers in groups.items():
         files = {file: number for file, number in numbers.items() if file in coarse}
