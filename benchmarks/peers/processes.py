@@ -36,21 +36,24 @@ def cpu_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def memory_mb() -> int:
-    """What the tree holds now, as PSS: a page that several processes share counts once."""
-    kilobytes = 0
+def memory_mb() -> tuple[int, int]:
+    """What the tree holds now, and its JVMs, as PSS: a page that several processes share counts once."""
+    kilobytes = [0, 0]
     for pid in tree():
         with suppress(OSError):
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            kilobytes += next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
-    return kilobytes // 1024
+            held = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+            kilobytes[0] += held
+            kilobytes[1] += held * (Path(f"/proc/{pid}/comm").read_text() == "java\n")
+    return kilobytes[0] // 1024, kilobytes[1] // 1024
 
 
 class PeakMemory:
-    """The most that the tree held at once while the block ran, sampled; and the processor time that sampling took."""
+    """The most that the tree held at once while the block ran, sampled, and how much of it its JVMs held; and the processor
+    time that sampling took."""
 
     def __init__(self) -> None:
-        self.mb = 0
+        self.mb = self.jvm_mb = 0
         self.cpu_seconds = 0.0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch)
@@ -65,7 +68,7 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while True:
-            self.mb = max(self.mb, memory_mb())
+            self.mb, self.jvm_mb = max((self.mb, self.jvm_mb), memory_mb())
             if self._done.wait(SAMPLE_SECONDS):
                 self.cpu_seconds = thread_time()
                 return

@@ -28,7 +28,7 @@ delta-rs, deltalite and the floors the list of files. *MB written*: by how much 
 system wrote in the side's process, if that is more (it counts files that are gone again; shuffle files do not pass through
 it; its checksums, under one per cent, do). *files*: in the table's folder at the end, without `.crc`. *requests*: to the
 table's store, by call, where the side counts them. *peak*: the most that the side's processes held at once (PSS, sampled
-twice a second), a JVM that may take 8 GB included. *exact*: every figure of every read equals DuckDB's.
+twice a second), with what a JVM took of it, which may take 8 GB. *exact*: every figure of every read equals DuckDB's.
 
 *floors*: how many times as long as the least that one thread needs to read, merge and write these rows and to wait for the
 disk, with whichever of pyarrow, polars and arro3 is best. Sides that write whole partitions are compared with
@@ -88,7 +88,8 @@ def summary(workload: Workload, results: Path) -> dict[str, Any]:
             for call in counted[0]["requests"]
         },
         "files": nights[len(nights)]["files"],
-        "peak_mb": max(n["peak_mb"] for n in nights.values()),
+        "peak_mb": (peak := max(nights.values(), key=lambda n: n["peak_mb"]))["peak_mb"],
+        "peak_jvm_mb": peak.get("peak_jvm_mb", 0),
         "exact": not any(n["wrong"] for n in nights.values()),
         "nights": nights,
         **failed,
@@ -128,7 +129,7 @@ def markdown(workload: Workload, report: dict[str, Any]) -> str:
             f"{side['mb']:g}",
             side["files"],
             calls or "-",
-            side["peak_mb"],
+            str(side["peak_mb"]) + (f" (JVM {side['peak_jvm_mb']})" if side["peak_jvm_mb"] else ""),
             ", ".join(map(str, side["counted"])),
             ("yes" if side["exact"] else "NO") + (f"; {side['failed']}" if "failed" in side else ""),
         ]

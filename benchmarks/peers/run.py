@@ -106,6 +106,7 @@ def _measure(table: Table, workload: Workload, night: Night, folder: Path) -> di
         "seconds": seconds,
         "cpu_seconds": round(cpu, 2),
         "peak_mb": peak.mb,
+        "peak_jvm_mb": peak.jvm_mb,
         "bytes_written": max(table.bytes_counted() - counted, sum(sizes) - sum(before)),
         "files": len(sizes),
         "requests": {call: n - requests.get(call, 0) for call, n in after.items()},

@@ -49,7 +49,8 @@ def measured(home: Path, millions: int, strategy: str, keys: str) -> dict[str, f
     table.adopt()
     table.compact(full=True)
     nights = []
-    with duckdb.connect() as db:
+    # In a file, which DuckDB compresses: in memory 200 million rows would take over 10 GB.
+    with duckdb.connect(lake / "seen.duckdb") as db:
         db.execute(f"CREATE TABLE seen AS SELECT d, k, amount, quantity, ts FROM read_parquet('{base}/*/*')")
         for night in range(1, NIGHTS + 1):
             landed = lake / "landing" / f"{night}.parquet"
