@@ -1,5 +1,6 @@
 """One Spark session and one server of each kind for the whole run, and folders in memory."""
 
+import atexit
 import gc
 import hashlib
 import importlib.util
@@ -81,6 +82,8 @@ def pytest_pycollect_makeitem() -> Iterator[Any]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported stays: to look at it again and again takes a second of each process, half of it at the end
+    atexit.register(gc.unfreeze)  # or the libraries that were imported say that they leak
     gc.enable()
 
 

@@ -186,7 +186,7 @@ def azurite(blob_port: int | None = None) -> Iterator[Server]:
     ports = ["--blobPort", str(blobs), "--queuePort", str(queues), "--tablePort", str(tables)]
     hosts = [x for service in ("blob", "queue", "table") for x in (f"--{service}Host", HOST)]
     with tempfile.TemporaryDirectory(prefix="azurite-") as folder:
-        options = ["--silent", "--skipApiVersionCheck", "--location", folder, *ports, *hosts]
+        options = ["--silent", "--skipApiVersionCheck", "--disableTelemetry", "--location", folder, *ports, *hosts]
         command: list[str | Path] = ["node", program, *options]
         with serve(command, queues, Path(folder) / "log"):
             endpoints = {"Blob": blobs, "Queue": queues}

@@ -20,6 +20,12 @@ from lakeupsert.table.manifest import DataFile
 NAME = "base.parquet"
 
 
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of some hundred kilobytes are read in parts."""
+    monkeypatch.setattr(checksums, "WHOLE_BYTES", 64 << 10)
+
+
 @cache
 def rows_of(count: int) -> pa.Table:
     """Columns of each way in which Parquet writes values: plain, by dictionary, with nulls, nested."""
@@ -76,9 +82,10 @@ def test_every_bit_of_a_small_file(folder: Path) -> None:
     assert sum(found.values()) == len(every)
 
 
+@pytest.mark.usefixtures("parts")
 def test_bits_of_a_file_that_is_read_in_parts(folder: Path) -> None:
     """Of a file above WHOLE_BYTES only what a reader needs is compared; what it gets is right."""
-    rows = rows_of(200_000)
+    rows = rows_of(20_000)
     store, file = written(folder, rows)
     size = (folder / NAME).stat().st_size
     assert size > 2 * checksums.WHOLE_BYTES
@@ -90,9 +97,10 @@ def test_bits_of_a_file_that_is_read_in_parts(folder: Path) -> None:
         assert whole.to_table(columns=["number"]).equals(rows.select(["number"]))
 
 
+@pytest.mark.usefixtures("parts")
 def test_what_is_not_read_is_not_compared(folder: Path) -> None:
     """Who needs one column is not kept from it by a bit of another, and reads its bytes alone."""
-    rows = rows_of(200_000)
+    rows = rows_of(20_000)
     store, file = written(folder, rows)
     column = pq.ParquetFile(folder / NAME).metadata.row_group(0).column(0)
     data = bytearray((folder / NAME).read_bytes())
