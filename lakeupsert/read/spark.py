@@ -23,16 +23,17 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as s
 
+from lakeupsert.engine.runs import runs
 from lakeupsert.engine.spark_versions import frame_of, hadoop_version, reads_wider, s3a_settings_of, scans_one_root
 from lakeupsert.engine.spark_window import window_order
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.arrow import choose_columns
 from lakeupsert.read.history import FROM, LIVES, UNTIL, history_schema, shared_columns
+from lakeupsert.read.native import superseded_rows
 from lakeupsert.read.view import View, ViewFile, plain_path
 from lakeupsert.read.where import Conjunct, parse_where
 from lakeupsert.rows.datafiles import open_object
 from lakeupsert.rows.tojson import to_json_values
-from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import azureaccount
 from lakeupsert.table.layout import DATA, TableObjects, partition_texts
 from lakeupsert.table.spec import BATCH, DELETE_FLAG, RECEIVED_AT
@@ -245,14 +246,13 @@ def _scan(spark: SparkSession, view: View, reader: DataFrameReader, files: Seque
     superseded = [file for file in files if file.superseded]
     if not superseded:
         return scan
-    table = pa.concat_tables([_blocks(view, file) for file in superseded])
+    # Small files together, at most 40 bytes a row: call by call, numpy takes longer than their rows do.
+    parts = runs(superseded, lambda file: file.superseded, BROADCAST_BLOCKS)
+    table = pa.concat_tables([_blocks(view, part) for part in parts])
     # Sizes identify files if all differ: hashing names would take a seventh of the time of a read.
     by_size = len({file.bytes for file in superseded}) == len(superseded)
-    file, of_file = (
-        ("shiftleft(_metadata.file_size, 32)", "shiftleft(size, 32)")
-        if by_size
-        else ("xxhash64(_metadata.file_name)", "xxhash64(dead.file)")
-    )
+    file = "shiftleft(_metadata.file_size, 32)" if by_size else "xxhash64(_metadata.file_name)"
+    of_file = "shiftleft(size, 32)" if by_size else "xxhash64(dead.file)"
     dead = frame_of(spark, table).selectExpr(f"dead AS {DEAD}", f"{of_file} ^ block AS {DEAD}_key")
     if table.num_rows <= BROADCAST_BLOCKS:
         dead = f.broadcast(dead)
@@ -260,26 +260,26 @@ def _scan(spark: SparkSession, view: View, reader: DataFrameReader, files: Seque
     row, name, key = f"{DEAD}_row", f"{DEAD}_name", f"{DEAD}_block"
     block = f"{file} ^ shiftright(_metadata.row_index, {BLOCK.bit_length() - 1})"
     scan = scan.selectExpr("*", f"_metadata.row_index AS {row}", f"_metadata.file_name AS {name}", f"{block} AS {key}")
-    # The join key is one long, which Spark looks up twice as fast as text and a long. If two keys collide the name decides, but
-    # not by `=`, which Spark would add to the key.
-    word = f"get({DEAD}.words, CAST(shiftright({row}, 6) & {BLOCK // 64 - 1} AS INT))"
-    is_dead = f"getbit({word}, CAST({row} & 63 AS INT)) = 1"
+    # Spark finds one long twice as fast as text and a long. If two keys collide the name decides: by `=` it would be in the key.
+    number, bit = f"CAST(shiftright({row}, 6) & {BLOCK // 64 - 1} AS INT)", f"CAST({row} & 63 AS INT)"
+    is_dead = f"getbit(get({DEAD}.words, {number}), {bit}) = 1"
     same_file = f"{name} >= {DEAD}.file AND {name} <= {DEAD}.file"
     return scan.join(dead, f.expr(f"{DEAD}_key = {key} AND {is_dead} AND {same_file}"), "left_anti")
 
 
-def _blocks(view: View, file: ViewFile) -> pa.Table:
+def _blocks(view: View, files: Sequence[ViewFile]) -> pa.Table:
     """A row for each block with superseded rows: the file's size, the block's number, and the file's name with a bit per row."""
-    positions = deleted_positions(view.objects.store, file.file).astype(np.int64)
-    numbers, at = np.unique(positions // BLOCK, return_inverse=True)
-    bits = np.zeros((len(numbers), BLOCK), np.uint8)
-    bits[at, positions % BLOCK] = 1
-    words = pa.array(np.packbits(bits, axis=1, bitorder="little").view(np.int64).ravel())
-    ends = pa.array(np.arange(len(numbers) + 1, dtype=np.int32) * (BLOCK // 64))
+    of_rows, positions = superseded_rows(view, files)
+    per_file, per_block = max(file.file.rows for file in files) // BLOCK + 1, BLOCK // 64
+    places, at = np.unique(of_rows.astype(np.int64) * per_file + positions // BLOCK, return_inverse=True)
+    of_blocks, numbers = np.divmod(places, per_file)
+    words = np.zeros(len(places) * per_block, np.uint64)
+    np.bitwise_or.at(words, at * per_block + positions % BLOCK // 64, 1 << (positions % 64).astype(np.uint64))
+    marks = pa.ListArray.from_arrays(np.arange(len(places) + 1, dtype=np.int32) * per_block, words.view(np.int64))
     # In one struct, since Spark would unpack separate columns for each row. Names have an id in them, so they are unique.
-    names = pa.repeat(PurePosixPath(file.name).name, len(numbers))
-    dead = pa.StructArray.from_arrays([names, pa.ListArray.from_arrays(ends, words)], ["file", "words"])
-    return pa.table({"size": np.full(len(numbers), file.bytes), "block": numbers, "dead": dead})
+    names = pa.array([PurePosixPath(file.name).name for file in files]).take(pa.array(of_blocks))
+    dead = pa.StructArray.from_arrays([names, marks], ["file", "words"])
+    return pa.table({"size": np.array([file.bytes for file in files])[of_blocks], "block": numbers, "dead": dead})
 
 
 def _hadoop_options(spark: SparkSession, home: str) -> dict[str, str]:
