@@ -103,14 +103,15 @@ def test_spark_looks_up_every_row_of_many_blocks(
 ) -> None:
     monkeypatch.setattr(spark_reader, "BROADCAST_BLOCKS", most)
     lake = Lake(tmp_path, strategy="delta")
-    lake.land("0.jsonl", [row(f"k{i:05}", 0, 10, i) for i in range(5000)])
+    lake.land("0.jsonl", [row(f"k{i:05}", day, 10, i) for day in (0, 1) for i in range(5000)])
     lake.run()
-    changed = {*range(62, 66), 1023, 1024, 2047, *range(3072, 4096), 4999}
-    lake.land("1.jsonl", [row(f"k{i:05}", 0, 20, -i) for i in changed])
+    changed = {0: {*range(62, 66), 1023, 1024, 2047, *range(3072, 4096), 4999}, 1: {0, 1025, 4095, 4096}}
+    lake.land("1.jsonl", [row(f"k{i:05}", day, 20, -i - 1) for day, numbers in changed.items() for i in numbers])
     lake.run()
-    found = {r.k: r.v for r in lake.table.to_spark(spark).collect()}
-    assert lake.table.to_spark(spark).count() == 5000
-    assert {k for k, v in found.items() if v < 0} == {f"k{i:05}" for i in changed}
+    found = lake.table.to_spark(spark).collect()
+    assert len(found) == 10_000
+    by_day = [{r.k for r in found if r.v < 0 and r.d == day} for day in sorted({r.d for r in found})]
+    assert by_day == [{f"k{i:05}" for i in numbers} for numbers in changed.values()]
 
 
 def test_spark_scans_natively_and_pushes_down(lake: Lake, spark: Any) -> None:
