@@ -36,6 +36,7 @@ from lakeupsert.engine.runs import runs
 from lakeupsert.operations.plan.prices import Prices
 from lakeupsert.pipeline.merge.cuts import ALONE_BUCKETS, MOST_READS
 from lakeupsert.pipeline.strategy import MOST_DEBT, TOGETHER
+from lakeupsert.rows.checksums import WHOLE_BYTES
 from lakeupsert.rows.datafiles import decoded_width
 from lakeupsert.rows.filewriter import ROW_GROUP_ROWS
 from lakeupsert.storage.base import Call
@@ -61,6 +62,18 @@ ADOPTED_FILES = math.ceil(PARTITION_MB / ADOPTED_FILE_MB)
 CUTS = len(list(runs([ADOPTED_FILE_MB] * ADOPTED_FILES, lambda mb: mb, BUCKET_MB)))
 """Units that cut an adopted partition."""
 WORKERS = (64, 256, 1024)
+
+
+def delta_reads() -> float:
+    """Requests of a merge for the deltas of its bucket: for each the footer, and what decides of each row group."""
+    found = 0.0
+    for size in range(math.ceil(SIZES)):
+        mb = CAME_MB / BUCKETS * TOGETHER**size
+        of_one = 1 if mb * 1e6 <= WHOLE_BYTES else 1 + math.ceil(mb / GROUP_MB)
+        found += min(1, SIZES - size) * (TOGETHER - 1) / 2 * of_one
+    return found
+
+
 CASES: tuple[tuple[str, Keys], ...] = (
     ("delta", "clustered"),
     ("delta", "scattered"),
@@ -81,7 +94,8 @@ ASSUMED = (
     "results; publish lists and reads the manifest.",
     f"A bucket's merge reads the footer of its base, then all by requests of {REQUEST_MB:.0f} MB, since Arrow joins what lies "
     "together; a delta's merge gets key and ordering columns of each row group by one. It reads, on average, "
-    f"{DELTAS:.0f} deltas by two requests each, and a vector of each file, and writes one file, larger ones in parts.",
+    f"{DELTAS:.0f} deltas in the same way, so by {delta_reads():.0f} requests, and a vector of each file. It writes one file, "
+    "larger ones in parts, and its vectors.",
     f"The first merge of an adopted partition cuts its files first, since more than {MOST_READS} merges would read each. A unit "
     f"cuts up to {BUCKET_MB:.0f} MB of files, read by such requests, to {PACKS} packs, of which every bucket reads its piece.",
 )
@@ -103,7 +117,7 @@ def night(strategy: str, keys: Keys, measured: Measured) -> Effort:
     merges = PARTITIONS * BUCKETS
     reads = TABLE_MB / GROUP_MB * share / share_read(scattered) if is_delta else TABLE_MB / REQUEST_MB
     of_merges: dict[Call, float] = {"get": reads + 2 * merges, "put": merges * puts(written / merges)}
-    vectors_and_deltas: dict[Call, float] = {"get": merges * (1 + 3 * DELTAS), "put": PARTITIONS}
+    vectors_and_deltas: dict[Call, float] = {"get": merges * (1 + DELTAS + delta_reads()), "put": merges}
     of_units = _of_units(units_of((CAME_MB + PARTITION_MB * (WIDTH_SHARE if is_delta else 1)) / BUCKETS))
     return Effort(
         m["append_processor"] * nights + _seconds_a_mb(m, "dedupe_") * (read + written),

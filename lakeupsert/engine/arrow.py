@@ -236,21 +236,23 @@ class _Merge:
         spec, task = self._spec, self._task
         incoming = self._together(list(self._arriving()))
         begins = np.cumsum([0, *(file.rows for file in task.kept)])
-        met, number = self._met(begins, incoming)
+        stored = [deleted_positions(self._store, file).astype(np.int64) for file in task.kept]
+        met, number = self._met(begins, incoming, stored)
         both = pa.concat_tables([met, incoming.select(met.schema.names)])
         with self._writer() as out:
             found = self._write(out, rank(both, spec, kept_rows=met.num_rows, payload=incoming))
         dead = np.sort(number[found.order[found.superseded]])
         ends = np.searchsorted(dead, begins)
-        positions = [dead[ends[i] : ends[i + 1]] - begins[i] for i in range(len(task.kept))]
+        lost = [dead[ends[i] : ends[i + 1]] - begins[i] for i in range(len(task.kept))]
+        positions = [np.concatenate(pair) for pair in zip(stored, lost, strict=True)]
         return out.output(sum(map(len, self.lost)), positions=positions)
 
-    def _met(self, begins: Indices, incoming: Rows) -> tuple[Rows, Indices]:
+    def _met(self, begins: Indices, incoming: Rows, stored: Sequence[Indices]) -> tuple[Rows, Indices]:
         """Deciding columns of the stored rows that may have the key of an incoming row, and the number of each.
 
-        Rows of all kept files are numbered consecutively; ``begins`` has the first number of each file. A row is included if
-        the value of every key column occurs there in an incoming row. Values of a key with several columns may all occur
-        in different rows, so the key's hash must occur too.
+        Rows of all kept files are numbered consecutively; ``begins`` has the first number of each file, and ``stored`` the
+        positions in its vector. A row is included if the value of every key column occurs there in an incoming row. Values
+        of a key with several columns may all occur in different rows, so the key's hash must occur too.
         """
         spec, files = self._spec, self._task.kept
         schema = spec.deciding_schema if spec.settles_early else spec.base_schema
@@ -258,10 +260,7 @@ class _Merge:
         keys = {name: sortable(incoming[name]).combine_chunks() for name in spec.stored_key}
         hashes = key_hashes(incoming, spec) if len(keys) > 1 else None
         # Superseded rows are dropped from the few candidates, not from all rows.
-        superseded = [
-            deleted_positions(self._store, f).astype(np.int64) + begin for f, begin in zip(files, begins, strict=False)
-        ]
-        dead = pa.array(np.concatenate(superseded))
+        dead = pa.array(np.concatenate([of_file + begin for of_file, begin in zip(stored, begins, strict=False)]))
         tables = [schema.empty_table()]
         streams = (
             stream_file(self._store, msgspec.structs.replace(file, deleted=None), schema, keys, begin, spec)

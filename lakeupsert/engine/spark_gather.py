@@ -20,6 +20,7 @@ from lakeupsert.rows.changes import Tally
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import stream_file
 from lakeupsert.rows.digest import digest_text
+from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
@@ -105,7 +106,10 @@ class _Gatherer:
                     positions.append(row[goes & (source == number)])
             if counted:
                 _count(spec, tally, pa.concat_tables(counted), np.concatenate(used) if used else None)
-        positions = [np.sort(np.concatenate([np.empty(0, np.int64), *found])) for found in superseded]
+        positions = [
+            np.sort(np.concatenate([deleted_positions(self._store, file).astype(np.int64), *found]))
+            for file, found in zip(task.kept, superseded, strict=True)
+        ]
         return out.output(lost, digest_text(lost_sum), None if task.settled else digest_text(adopted_sum), positions)
 
     def _read(self, batch: pa.RecordBatch | Rows, by_source: Indices) -> Resolved:

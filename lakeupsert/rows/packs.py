@@ -14,23 +14,41 @@ from lakeupsert.rows.checksums import GROUPS, Tail, compare, read_tail
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile
 
-KEPT_BYTES = 16 << 20
-"""Bytes of footers, and of small packs, that stay in memory for each store. More: a parsed footer takes several times its bytes.
+KEPT_BYTES = 32 << 20
+"""Bytes of packs that stay in memory for each store. More: a parsed footer takes several times its bytes.
 Fewer: merges of many partitions read and parse the footers of their batches' packs more often."""
 
+AHEAD_BYTES = 4 << 20
+"""The most bytes of a pack that are read before they are asked for. More: memory. Fewer: requests."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class Pack:
-    """A pack by its footer.
+    """A pack by its footer, and the bytes of it that were read last.
 
     Attributes:
         rows, bytes: at which row and byte each row group begins, and where the last one ends.
+        held: bytes, and where they begin.
     """
 
     metadata: pq.FileMetaData
     tail: Tail
     rows: Indices
     bytes: Indices
+    held: tuple[int, memoryview]
+
+    def read(self, store: ObjectStore, name: str, begin: int, end: int) -> memoryview:
+        """The bytes from ``begin`` to ``end``. Who reads on where the last request ended gets twice as many by the next one, so
+        at most half of what is read was not asked for."""
+        at, held = self.held
+        if not at <= begin <= end <= at + len(held):
+            goes_on = at <= begin <= at + len(held)
+            most = begin + min(2 * len(held), AHEAD_BYTES) if goes_on else end
+            ahead = int(self.bytes[np.searchsorted(self.bytes, most, "right") - 1])
+            at, held = begin, memoryview(store.get(name, (begin, max(ahead, end) - begin)))
+            if len(held) <= AHEAD_BYTES:
+                self.held = at, held
+        return held[begin - at : end - at]
 
 
 _packs: WeakKeyDictionary[ObjectStore, OrderedDict[str, Pack]] = WeakKeyDictionary()
@@ -51,17 +69,18 @@ def open_pack(store: ObjectStore, name: str) -> Pack:
         first_columns = (group.column(0) for group in groups[1:])
         begins = [column.dictionary_page_offset or column.data_page_offset for column in first_columns]
         rows = np.cumsum([0, *(group.num_rows for group in groups)])
-        pack = Pack(metadata, tail, rows, np.array([0, *begins, tail.end]))
+        held = tail.size - len(tail.data), tail.data  # all of a small pack
+        pack = Pack(metadata, tail, rows, np.array([0, *begins, tail.end]), held)
     with _lock:
         kept = _packs[store]
         kept[name] = pack
-        while len(kept) > 1 and sum(len(one.tail.data) for one in kept.values()) > KEPT_BYTES:
+        while len(kept) > 1 and sum(len(one.tail.data) + len(one.held[1]) for one in kept.values()) > KEPT_BYTES:
             kept.popitem(last=False)
     return pack
 
 
 def open_file(store: ObjectStore, file: DataFile) -> tuple[pq.ParquetFile, range]:
-    """A pack of which only the row groups of one file can be read, and the numbers of these. One request; none for a small pack.
+    """A pack of which only the row groups of one file can be read, and the numbers of these.
 
     The bytes are verified. Raises what `open_pack` does.
     """
@@ -69,8 +88,7 @@ def open_file(store: ObjectStore, file: DataFile) -> tuple[pq.ParquetFile, range
     groups = range(*np.searchsorted(pack.rows, [first, first + file.rows]).tolist())
     ends = pack.bytes[groups.start : groups.stop + 1].tolist()
     begin, end = ends[0], ends[-1]
-    is_held = len(pack.tail.data) == pack.tail.size  # a small pack, which was read with its footer
-    data = pack.tail.data[begin:end] if is_held else memoryview(store.get(file.name, (begin, end - begin)))
+    data = pack.read(store, file.name, begin, end)
     try:
         compare(data, pack.tail.crcs[groups.start :], ends)
     except pa.ArrowInvalid:

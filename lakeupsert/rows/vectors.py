@@ -98,18 +98,18 @@ def keep_only(rows: pa.RecordBatch, wanted: Positions, at: int) -> pa.RecordBatc
 def mark_deleted(
     store: ObjectStore, files: Sequence[DataFile], superseded: Sequence[Indices], new_name: Callable[[], str]
 ) -> list[DataFile]:
-    """``files`` with more rows superseded: for each file, the positions of live rows in ``superseded``.
+    """``files`` with the rows superseded that are in ``superseded``, for each file all positions, also those of its vector.
 
     Files without a remaining live row are left out.
     """
     result = []
-    for file, more in zip(files, superseded, strict=True):
-        if len(more) < file.live:
-            if len(more):
-                bitmap = BitMap64(np.concatenate([deleted_positions(store, file), np.asarray(more, np.uint64)]))
+    for file, dead in zip(files, superseded, strict=True):
+        if len(dead) < file.rows:
+            if len(dead) > file.rows - file.live:
+                bitmap = BitMap64(np.asarray(dead, np.uint64))
                 bitmap.run_optimize()
                 data = MAGIC + bytes(bitmap.serialize())
-                vector = DeletionVector(rows=file.rows - file.live + len(more), size=len(data), inline=data)
+                vector = DeletionVector(rows=len(dead), size=len(data), inline=data)
                 file = msgspec.structs.replace(file, deleted=vector)
             result.append(file)
     [result] = store_vectors(store, [result], new_name)

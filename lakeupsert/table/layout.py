@@ -76,11 +76,12 @@ def _parse_spec(spec: TableSpec, where: str) -> None:
 
 @dataclass(frozen=True)
 class Manifests:
-    """One listing of all manifests since ``read_at``: the newest of each partition, and names that it was to find and lacks."""
+    """One listing of all manifests since ``read_at``: the newest of each partition, what it was to find and lacks, its names."""
 
     read_at: float
     heads: dict[str, ObjectInfo]
     absent: set[str]
+    names: int
 
 
 class TableObjects:
@@ -100,14 +101,15 @@ class TableObjects:
 
     def list_manifests(self, snapshots: Iterable[Snapshot] = ()) -> Manifests:
         """One LIST for every `LISTED_TOGETHER` stored manifests. It is to find those of these snapshots."""
-        names = (self.partition(p).name(v.version) for snapshot in snapshots for p, v in snapshot.partitions.items())
-        found = Manifests(clock.elapsed(), {}, set(names))
+        absent = {self.partition(p).name(v.version) for snapshot in snapshots for p, v in snapshot.partitions.items()}
+        read_at, names, heads = clock.elapsed(), 0, dict[str, ObjectInfo]()
         for info in self.store.list(PARTITIONS):
+            names += 1
             partition, _, name = info.name.removeprefix(PARTITIONS).rpartition("/")
             if name.startswith("v"):
-                found.heads.setdefault(partition, info)  # the first name of a chain is its head's
-            found.absent.discard(info.name)
-        return found
+                heads.setdefault(partition, info)  # the first name of a chain is its head's
+            absent.discard(info.name)
+        return Manifests(read_at, heads, absent, names)
 
     def missing_spec(self, version: int, named_by: str) -> DamagedTableError:
         """The error for a missing version of the spec, under which ``named_by`` was written."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.standing import unpublished_up_to
 from lakeupsert.queue import Message, QueueStats, WorkQueue
+from lakeupsert.rows import checksums, vectors
 from tests.harness.damage import damage
 from tests.harness.faults import Fault, Points
 from tests.harness.lake import Lake, row
@@ -395,6 +397,62 @@ def test_few_partitions_of_a_table_of_many_manifests_are_listed_one_by_one(
     assert len(lake.points.seen) == touched
     assert "list _lakeupsert/partitions/" not in lake.points.seen
     lake.points.disarm()
+    lake.finish_and_check()
+
+
+class NextWeek(clock.Source):
+    def now(self) -> datetime:
+        return super().now() + timedelta(days=8)
+
+
+def test_a_listing_is_worth_it_again_once_a_vacuum_has_trimmed_old_versions(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call for eight partitions may list 35 manifests at once. Seven nights have 56, of which the last snapshot needs 8."""
+    monkeypatch.setattr(history, "LISTED_TOGETHER", 5)
+    lake = Lake(folder, keep_snapshots=1, superseded_retention="0s")
+    nights = count(1)
+
+    def lists_of_a_night() -> int:
+        number = next(nights)
+        days(lake, f"{number}.jsonl", number, range(8))
+        lake.table.append(host="local")
+        lake.reopen()
+        lake.points.arm(-1, Fault.BEFORE, "list _lakeupsert/partitions/")
+        lake.table.dedupe()
+        lists = len(lake.points.seen)
+        lake.points.disarm()
+        lake.table.publish()
+        return lists
+
+    assert [lists_of_a_night() for _ in range(7)] == [8, 1, 1, 1, 1, 8, 8]
+    lake.table.vacuum(dry=False)
+    with clock.use(NextWeek()):
+        lake.table.vacuum(dry=False)
+    assert [lists_of_a_night() for _ in range(2)] == [8, 1], "the next publish sees what is left"
+    lake.finish_and_check()
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+def test_a_night_reads_on_in_its_batch_and_each_vector_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    monkeypatch.setattr(checksums, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(checksums, "TAIL_BYTES", 8)
+    monkeypatch.setattr(vectors, "INLINE_BYTES", 0)
+    lake = Lake(folder, strategy=strategy)
+    partitions = 19
+    for night, keys in enumerate(("abcdefg", "ab", "ac", "d"), 1):
+        days(lake, f"{night}.jsonl", night, range(partitions), keys)
+        lake.table.append(host="local")
+        lake.reopen()
+        lake.points.arm(-1, Fault.BEFORE, "get _lakeupsert/data/")
+        lake.table.dedupe(workers=1)
+        lake.points.disarm()
+        lake.table.publish()
+    assert sum(call.endswith(".pack") for call in lake.points.seen) <= 6
+    # The third night marked rows of the base and of the second night's delta.
+    assert sum(call.endswith(".roaring") for call in lake.points.seen) == (2 * partitions if strategy == "delta" else 0)
     lake.finish_and_check()
 
 

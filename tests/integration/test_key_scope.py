@@ -319,6 +319,7 @@ def test_appended_file_that_is_gone_is_an_error_and_not_an_index_without_its_key
         file.unlink()
     for name in objects(lake):
         (Path(lake.settings.processed) / name).unlink()
+    lake.reopen()  # this process has the pack in memory
     lake.land("3.jsonl", [row("a", 2, 3)])
     with pytest.raises(DamagedTableError):
         lake.table.append(host="local")

@@ -47,14 +47,56 @@ def test_a_small_pack_is_read_by_one_request(store: LocalStore, files: list[Data
     assert [file.row for file in files] == [0, 3, 4, 704, 709]
 
 
-def test_a_file_of_a_large_pack_is_read_by_one_request(store: LocalStore) -> None:
-    texts = [random.Random(i).randbytes(5000).hex() for i in range(300)]
-    tables = [pa.table([range(n, n + 100), texts[n : n + 100]], SCHEMA) for n in (0, 100, 200)]
+class Asked(LocalStore):
+    """Notes the parts of objects that are read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.parts: list[tuple[int, int]] = []
+
+    def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
+        if part is not None:
+            self.parts.append(part)
+        return super().get(name, part)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> tuple[Asked, list[DataFile], list[pa.Table]]:
+    """A pack of 64 files, which has over 512 KiB."""
+    store = Asked(tmp_path)
+    texts = [random.Random(i).randbytes(5000).hex() for i in range(640)]
+    tables = [pa.table([range(n, n + 10), texts[n : n + 10]], SCHEMA) for n in range(0, 640, 10)]
     with PackWriter(store, "p.pack", SCHEMA, Footer("t", "appended", "1", 0), SPEC) as pack:
-        files = [pack.write_file([table], WHOLE) for table in tables]
-    for _ in range(2):
-        assert [read_file(store, file, SCHEMA) for file in files] == tables
-    assert store.requests.as_dict()["get"] == 1 + 2 * 3, "the footer once"
+        return store, [pack.write_file([table], WHOLE) for table in tables], tables
+
+
+@pytest.mark.parametrize(("ahead", "requests"), [(packs.AHEAD_BYTES, 7), (300_000, 15), (0, 64)])
+def test_who_reads_on_gets_twice_as_much_by_each_request(
+    large: tuple[Asked, list[DataFile], list[pa.Table]],
+    monkeypatch: pytest.MonkeyPatch,
+    ahead: int,
+    requests: int,
+) -> None:
+    monkeypatch.setattr(packs, "AHEAD_BYTES", ahead)
+    store, files, tables = large
+    assert [read_file(store, file, SCHEMA) for file in files] == tables
+    assert len(store.parts) == requests
+    assert [sum(part) for part in store.parts[:-1]] == [at for at, _ in store.parts[1:]], "each byte once"
+    assert max(size for _, size in store.parts) <= max(ahead, 4 + max(file.bytes for file in files))
+    assert store.requests.as_dict()["get"] == 1 + requests, "the footer once"
+
+
+def test_of_what_is_read_at_most_half_was_not_asked_for(
+    large: tuple[Asked, list[DataFile], list[pa.Table]],
+) -> None:
+    store, files, _ = large
+    for number in range(8):
+        read_file(store, files[number], SCHEMA)
+    assert sum(size for _, size in store.parts) <= 2 * sum(file.bytes for file in files[:8])
+    store.parts.clear()
+    for file in files[30::7]:
+        read_file(store, file, SCHEMA)
+    assert sum(size for _, size in store.parts) == sum(file.bytes for file in files[30::7]), "nobody reads on"
 
 
 def test_a_piece_is_read_alone(store: LocalStore, files: list[DataFile]) -> None:

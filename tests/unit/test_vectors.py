@@ -52,7 +52,9 @@ def test_vectors_are_extended_and_full_ones_take_their_file_along(
     assert first[2] == untouched
     assert {o for f in first for o in f.objects} - {f.name for f in first} == (set() if inline else {"vectors.roaring"})
     other = LocalStore(tmp_path / "other")
-    second = mark_deleted(store, first, [np.array([6]), np.array([1, 2]), np.array([])], lambda: "more.roaring")
+    second = mark_deleted(
+        store, first, [np.array([5, 70_000, 6]), np.array([0, 1, 2]), np.array([])], lambda: "more.roaring"
+    )
     assert [f.name for f in second] == [FILE.name, untouched.name], "nobody lives in the small one"
     assert positions(store, second[0]) == [5, 6, 70_000]
     if not inline:

@@ -23,7 +23,6 @@ from lakeupsert.engine.keys.carry import as_carried, newer_parts
 from lakeupsert.engine.keys.effects import ALONE, Effect
 from lakeupsert.engine.keys.index import IndexTarget, add_hashes, arrived_schema, by_partition
 from lakeupsert.engine.keys.lives import UnknownKeys
-from lakeupsert.engine.keys.spill import KeptPacks
 from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.rows.arrays import Column, Indices, Rows, repeat
 from lakeupsert.rows.buckets import cut_by_number
@@ -31,7 +30,7 @@ from lakeupsert.rows.datafiles import POSITION, align, read_file, stream_file
 from lakeupsert.rows.digest import Digest, digests
 from lakeupsert.rows.filewriter import PackWriter
 from lakeupsert.rows.floor import PARTITION
-from lakeupsert.rows.vectors import mark_deleted
+from lakeupsert.rows.vectors import deleted_positions, mark_deleted
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, Reason, Touched
 from lakeupsert.table.manifest import WHOLE, add_digests
@@ -54,7 +53,6 @@ class Batch:
         self.files.sort(key=lambda pair: pair[1].place)
         self.unknown = 0
         self._to, self._touched = to, touched
-        self._packs = KeptPacks(to.store, [file for _, file in self.files])
         self._partitions = pa.array([partition for partition, _ in self.files], pa.string())
         # Digests: of superseded rows by the partition where they landed, or by the one that a row without a partition got; and
         # of the rows that left the partition where they landed, and are not superseded.
@@ -73,7 +71,7 @@ class Batch:
     def arrived(self) -> Iterator[Rows]:
         """Key and rank of all rows."""
         for number, (_, file) in enumerate(self.files):
-            for block in stream_file(self._packs, file, arrived_schema(self._to.spec)):
+            for block in stream_file(self._to.store, file, arrived_schema(self._to.spec)):
                 yield add_hashes(block.append_column(SOURCE, repeat(number, pa.int32(), block)), self._to.spec)
 
     def partitions_of(self, rows: Rows) -> Column:
@@ -136,7 +134,10 @@ class Batch:
         """The batch without the rows that do not count and without `UNPLACED`, and the vectors that were written for it."""
         stay = [(n, file) for n, (partition, file) in enumerate(self.files) if partition != UNPLACED]
         files = [file for _, file in stay]
-        positions = [np.concatenate([np.empty(0, np.int64), *self._gone.get(n, [])]) for n, _ in stay]
+        positions = [
+            np.concatenate([deleted_positions(self._to.store, file).astype(np.int64), *self._gone.get(n, [])])
+            for n, file in stay
+        ]
         live = mark_deleted(self._to.store, files, positions, partial(TableObjects.new, "vectors", self._to.start))
         by_place = {f.place: f for f in live}
         result = dict(self._touched)
@@ -172,7 +173,7 @@ class Batch:
 
     def _read(self, number: int, at: Rows) -> Rows:
         file, spec = msgspec.structs.replace(self.files[number][1], deleted=None), self._to.spec
-        return read_file(self._packs, file, spec.ranked_schema, spec).take(at[POSITION])
+        return read_file(self._to.store, file, spec.ranked_schema, spec).take(at[POSITION])
 
 
 @dataclass

@@ -1,15 +1,10 @@
 """Rows by ranges of their hashes: in memory if there is one range, otherwise in temporary files.
 
-Reads     appended files, pack by pack
 Writes    temporary files, which are deleted when the block ends
 Repeat    safe
 
 Memory: the rows of one range. Ranges grow beyond 2^`MOST_BITS` of them.
 """
-
-from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +13,8 @@ from lakeupsert.engine.keys.index import HASH
 from lakeupsert.engine.spilled import Spilled
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.buckets import buckets
-from lakeupsert.storage import ObjectStore
-from lakeupsert.table.manifest import DataFile, Part
+from lakeupsert.table.manifest import Part
 
-PACK_BYTES = 64 << 20
-"""A pack up to this size is read by one request for all of its files."""
 RANGE_ROWS = 1 << 20
 """Approximate rows of a range, of the index and incoming. More: memory. Less: objects."""
 HELD_ROWS = 1 << 17
@@ -78,25 +70,3 @@ class Ranges:
             return pa.concat_tables(tables) if tables else None
         self._spill()
         return self._spilled.take(range_.bucket) if range_.bucket in self._spilled.numbers else None
-
-
-class KeptPacks:
-    """A store for files that are read pack by pack. A pack up to `PACK_BYTES` is read once, and kept until the next one."""
-
-    def __init__(self, store: ObjectStore, files: Iterable[DataFile]) -> None:
-        self._store = store
-        self._sizes: defaultdict[str, int] = defaultdict(int)
-        for file in files:
-            self._sizes[file.name] += file.bytes
-        self._held = ("", b"")
-
-    def __getattr__(self, name: str) -> Any:  # any other method of the store
-        return getattr(self._store, name)
-
-    def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
-        if part is None or not part[1] < self._sizes[name] <= PACK_BYTES:
-            return self._store.get(name, part)
-        if self._held[0] != name:
-            self._held = (name, self._store.get(name))
-        at, size = part
-        return self._held[1][at : at + size]

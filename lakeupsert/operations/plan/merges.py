@@ -90,7 +90,7 @@ class Arrival:
 def predict_merges(table: OpenTable, appended: AppendResult | None, nights: Sequence[Night]) -> Prediction | None:
     """Predict what `dedupe` will read and write once the batch is committed, when rows by partition are no estimate any more.
 
-    For a partition that was not dirty before, it takes no request. Returns None if there is nothing to merge.
+    The manifests that it reads are kept for the merges of this process. Returns None if there is nothing to merge.
     """
     head = table.history.ledger_head()
     if head is None:
@@ -124,15 +124,17 @@ def plan_merges(
     behind = unpublished_up_to(table.history, snapshot.body if snapshot else None, up_to) if up_to >= 0 else {}
     spec = table.history.head_spec() if arrivals else None
     types = spec.body.base_schema.types if spec else ()
-    heads = table.history.heads([partition for partition in behind if selected(partition)])
+    chosen = [partition for partition in sorted({*behind, *arrivals}) if selected(partition)]
+    enough = {p: _one_file(table, p, shown[p]) for p in chosen if p in shown and p not in behind}
+    heads = table.history.heads([p for p in chosen if p in behind or enough.get(p) == ()])  # merges find them kept
     plans = []
-    for partition in filter(selected, sorted({*behind, *arrivals})):
+    for partition in chosen:
+        head = table.history.behind(snapshot, partition, heads.get(partition)) if not enough.get(partition) else None
         if partition in behind:
-            head = table.history.behind(snapshot, partition, heads.get(partition))
             plan = _merge_batches(table, sizes, partition, behind[partition], head)
         elif partition in shown:
-            stored = _stored_buckets(table, partition, shown[partition])
-            plan = PlannedPartition(partition=partition, buckets=stored, exists=True)
+            buckets = enough[partition] or (head.body.buckets if head else ())
+            plan = PlannedPartition(partition=partition, buckets=buckets, exists=True)
         else:
             plan = PlannedPartition(partition=partition)
         if arrival := arrivals.get(partition):
@@ -190,13 +192,13 @@ def _merge_arrival(
     return replace(plan.add(after, read, written + cut, objects), rows=rows)
 
 
-def _stored_buckets(table: OpenTable, partition: str, shown: PartitionVersion) -> tuple[BucketEntry, ...]:
-    """What a clean partition has stored: as one base file, if that is enough to know how it will be merged."""
+def _one_file(table: OpenTable, partition: str, shown: PartitionVersion) -> tuple[BucketEntry, ...]:
+    """What a clean partition has stored, as one base file; empty if that is not enough to know how it will be merged."""
     strategy = strategy_of(table.settings, partition)
     if strategy == "rewrite" or (strategy == "auto" and shown.bytes < SMALL_BYTES):
         file = DataFile(name="", rows=shown.rows, bytes=shown.bytes)
         return (BucketEntry(id="", base=(file,) if file.rows else ()),)
-    return table.history.version(partition, shown.version).buckets
+    return ()
 
 
 def _merge_buckets(
