@@ -16,7 +16,7 @@ If keys are unique in the whole table, one more bit of `HAS` says that a record 
 is, so a row knows by which order its partition was named.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -189,16 +189,18 @@ def combine_columns(rows: Rows, spec: TableSpec, order: Indices, wins: Mask, tie
     uses[tops] = True
     carries: Mask = np.zeros(len(tops), bool)
     carries[key_of[_find_carried(rows, spec)]] = True
-    result, chosen = rows, tops
+    made, chosen = [rows], tops
     if meet.any():
         some = np.flatnonzero(meet[key_of] & _find_counting(rows, spec, key_of, ties[0]))
         number = np.cumsum(meet) - 1
         merged, of_some = _merge_parts(rows.take(some), spec, number[key_of[some]], ties)
         uses[some] |= of_some
         chosen = np.where(meet, rows.num_rows + number, tops)
-        result = pa.concat_tables([rows, merged])
+        made.append(merged)
+    result = pa.concat_tables(made)
     if carries.any():  # incoming rows are combined before they meet the stored ones, which do not count
         carried = mark_carried(result.take(pa.array(chosen[carries])), spec)
+        chosen = chosen.copy()
         chosen[carries] = result.num_rows + np.arange(carried.num_rows)
         result = pa.concat_tables([result, carried])
     return CombinedRows(result, chosen, uses)
@@ -242,13 +244,14 @@ def _find_carried(rows: Rows, spec: TableSpec) -> Mask:
 def _merge_parts(rows: Rows, spec: TableSpec, keys: Indices, ties: Sequence[str]) -> tuple[Rows, Mask]:
     """One combined row per key, and which rows contribute. Keys are 0, 1, …; each has several rows, the greatest not a delete."""
     parts = _Parts(rows, spec, keys)
-    bits = np.zeros((parts.count, spec.last_field_id + 1), bool)
+    count = int(keys.max()) + 1
+    bits = np.zeros((count, spec.last_field_id + 1), bool)
     older = np.zeros((len(parts.row), spec.last_field_id + 1), bool)
     kept_delete = np.zeros(len(parts.row), bool)
     uses = np.zeros(rows.num_rows, bool)
     values: dict[str, Column] = {}
     newest = np.zeros(len(parts.row), np.int64)
-    tops = np.zeros(parts.count, np.int64)
+    tops = np.zeros(count, np.int64)
     for number, (ordering, ids) in enumerate(spec.columns_of):
         ranked = parts.rank(number, ordering, ids, ties)
         top = parts.first(ranked, np.ones(len(ranked), bool))
@@ -257,21 +260,20 @@ def _merge_parts(rows: Rows, spec: TableSpec, keys: Indices, ties: Sequence[str]
             deletes = parts.first(ranked, parts.deletes[ranked])
             kept_delete[deletes[deletes >= 0]] = True
         hidden = {} if number or spec.naming_id is None else {"": spec.naming_id}
-        for columns in parts.groups({**ids, **hidden}):
-            names, places = [name for name in columns if name], list(columns.values())
-            won = parts.find_source(places[0], ranked)
+        for name, id_ in {**ids, **hidden}.items():
+            won = parts.find_source(id_, ranked)
             alive = won >= 0
-            taken = rows.select(names).take(pa.array(np.where(alive, parts.row[won], 0), mask=~alive))
-            values |= zip(names, taken.columns, strict=True)
-            bits[:, places] = (alive & (won == top))[:, None]
-            older[won[alive & (won != top)][:, None], places] = True
+            if name:
+                values[name] = rows[name].take(pa.array(np.where(alive, parts.row[won], 0), mask=~alive))
+            bits[:, id_] = alive & (won == top)
+            older[won[alive & (won != top)], id_] = True
             uses[parts.row[won[alive]]] = True
     uses[parts.row[tops]] = True
     uses[parts.row[kept_delete]] = True
+    merged = rows.take(parts.row[tops])
     values |= {HAS: _pack(bits), OLDER: parts.older(older, kept_delete, newest)}
-    rest = rows.drop_columns([*values]).take(pa.array(parts.row[tops]))
-    values |= zip(rest.schema.names, rest.columns, strict=True)
-    return pa.table([values[name] for name in rows.schema.names], schema=rows.schema), uses
+    names = merged.schema.names
+    return pa.table([values.get(name, merged[name]) for name in names], schema=merged.schema), uses
 
 
 class _Parts:
@@ -280,7 +282,6 @@ class _Parts:
     Attributes:
         row: the row of each part.
         deletes: which parts are deletes.
-        count: the number of keys.
 
     ``keys`` numbers the key of each row, from 0 on.
     """
@@ -293,7 +294,7 @@ class _Parts:
         self._rows, self._spec = rows, spec
         self.row = np.concatenate([np.arange(n), np.repeat(np.arange(n), lengths)])
         self._keys = keys[self.row]
-        self.count = int(keys.max()) + 1
+        self._count = int(keys.max()) + 1
         begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
         self._depth = np.concatenate([np.zeros(n, np.int64), 1 + np.arange(len(within)) - begins])
         has = pa.concat_arrays([rows[HAS].combine_chunks(), within.field("has")])
@@ -306,13 +307,6 @@ class _Parts:
         self._bits = _unpack(encoded.dictionary, spec.last_field_id + 1)
         self._codes = encoded.indices.to_numpy()
 
-    def groups(self, ids: Mapping[str, int]) -> Iterable[dict[str, int]]:
-        """These columns and their field ids, in groups: every part has all columns of a group or none of them."""
-        groups: dict[bytes, dict[str, int]] = {}
-        for name, id_ in ids.items():
-            groups.setdefault(self._bits[:, id_].tobytes(), {})[name] = id_
-        return groups.values()
-
     def find_source(self, id_: int, ranked: Indices) -> Indices:
         """For each key, the part that supplies the column with this field id; -1 if there is none or if it is a delete."""
         won = self.first(ranked, (self._bits[:, id_][self._codes] | self.deletes)[ranked])
@@ -320,9 +314,11 @@ class _Parts:
 
     def first(self, ranked: Indices, which: Mask) -> Indices:
         """For each key, the first of the ``ranked`` parts that is in ``which``; -1 if there is none."""
-        places = np.full(self.count, -1)
-        some = ranked[which][::-1]  # the first of a key comes last, and stays
-        places[self._keys[some]] = some
+        places = np.full(self._count, -1)
+        some = ranked[which]
+        keys = self._keys[some]
+        begins = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
+        places[keys[begins]] = some[begins]
         return places
 
     def rank(self, number: int, ordering: Sequence[Ordering], ids: Mapping[str, int], ties: Sequence[str]) -> Indices:
@@ -330,7 +326,8 @@ class _Parts:
         record has a rank."""
         naming = [] if number or self._spec.naming_id is None else [self._spec.naming_id]
         brings_one: Mask = np.any(self._bits[:, [*ids.values(), *naming]], axis=1)
-        some = np.flatnonzero(brings_one[self._codes] | self.deletes | ((self._depth == 0) & (number == 0)))
+        has = brings_one[self._codes] | self.deletes
+        some = np.flatnonzero(has | (self._depth == 0)) if number == 0 else np.flatnonzero(has)
         columns = {"key": pa.array(self._keys[some])}
         sort_keys = [("key", "ascending", "at_end")]
         for i, o in enumerate(ordering):
@@ -354,7 +351,7 @@ class _Parts:
         has = pc.if_else(pa.array(deletes[stay]), pa.scalar(None, pa.binary()), has)
         orders = [self._orders[name].take(stay) for name in self._spec.all_orders]
         within = pa.StructArray.from_arrays([has, *orders], fields=list(type_.value_type))
-        lengths = np.bincount(of_key, minlength=self.count)
+        lengths = np.bincount(of_key, minlength=self._count)
         ends = np.append(0, np.cumsum(lengths)).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(ends), within, type=type_, mask=pa.array(lengths == 0))
 
@@ -369,5 +366,8 @@ def _pack(bits: Mask) -> pa.Array:
 
 def _unpack(bitmaps: pa.Array, width: int) -> Mask:
     """The matrix of `_pack`, with ``width`` columns."""
-    rows = [np.unpackbits(np.frombuffer(b, np.uint8), count=width, bitorder="little") for b in bitmaps.to_pylist()]
-    return np.array(rows, bool).reshape(-1, width)
+    matrix = np.zeros((len(bitmaps), width), bool)
+    for row, bitmap in zip(matrix, bitmaps.to_pylist(), strict=True):
+        bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[:width]
+        row[: len(bits)] = bits.astype(bool)
+    return matrix
