@@ -216,7 +216,7 @@ def _newest_snapshot(
             continue  # it brought nothing
         new = _snapshot_at(table, old, batch, heads, rewritten)
         if new is not None:
-            return None if old is not None and new.shows(old) else msgspec.structs.replace(new, listed=listed.names)
+            return None if old is not None and new.shows(old) else new
     return None
 
 

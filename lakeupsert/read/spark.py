@@ -246,7 +246,7 @@ def _scan(spark: SparkSession, view: View, reader: DataFrameReader, files: Seque
     superseded = [file for file in files if file.superseded]
     if not superseded:
         return scan
-    # Small files together, at most 40 bytes a row: call by call, numpy takes longer than their rows do.
+    # Small files together, whose rows have at most a block each: call by call, numpy takes longer than their rows do.
     parts = runs(superseded, lambda file: file.superseded, BROADCAST_BLOCKS)
     table = pa.concat_tables([_blocks(view, part) for part in parts])
     # Sizes identify files if all differ: hashing names would take a seventh of the time of a read.

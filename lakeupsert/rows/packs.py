@@ -14,12 +14,12 @@ from lakeupsert.rows.checksums import GROUPS, Tail, compare, read_tail
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile
 
-KEPT_BYTES = 32 << 20
-"""Bytes of packs that stay in memory for each store. More: a parsed footer takes several times its bytes.
+KEPT_BYTES = 16 << 20
+"""Bytes of footers, and of small packs, that stay in memory for each store. More: a parsed footer takes several times its bytes.
 Fewer: merges of many partitions read and parse the footers of their batches' packs more often."""
 
-AHEAD_BYTES = 4 << 20
-"""The most bytes of a pack that are read before they are asked for. More: memory. Fewer: requests."""
+AHEAD_BYTES = 1 << 20
+"""The most bytes of a pack that are read before they are asked for. More: memory, for each pack that is kept. Fewer: requests."""
 
 
 @dataclass
@@ -38,8 +38,7 @@ class Pack:
     held: tuple[int, memoryview]
 
     def read(self, store: ObjectStore, name: str, begin: int, end: int) -> memoryview:
-        """The bytes from ``begin`` to ``end``. Who reads on where the last request ended gets twice as many by the next one, so
-        at most half of what is read was not asked for."""
+        """The bytes from ``begin`` to ``end``. Who reads on where the last request ended gets twice as many by the next one."""
         at, held = self.held
         if not at <= begin <= end <= at + len(held):
             goes_on = at <= begin <= at + len(held)
@@ -74,7 +73,7 @@ def open_pack(store: ObjectStore, name: str) -> Pack:
     with _lock:
         kept = _packs[store]
         kept[name] = pack
-        while len(kept) > 1 and sum(len(one.tail.data) + len(one.held[1]) for one in kept.values()) > KEPT_BYTES:
+        while len(kept) > 1 and sum(len(one.tail.data) for one in kept.values()) > KEPT_BYTES:
             kept.popitem(last=False)
     return pack
 

@@ -76,12 +76,11 @@ def _parse_spec(spec: TableSpec, where: str) -> None:
 
 @dataclass(frozen=True)
 class Manifests:
-    """One listing of all manifests since ``read_at``: the newest of each partition, what it was to find and lacks, its names."""
+    """One listing of all manifests since ``read_at``: the newest of each partition, and names that it was to find and lacks."""
 
     read_at: float
     heads: dict[str, ObjectInfo]
     absent: set[str]
-    names: int
 
 
 class TableObjects:
@@ -101,15 +100,14 @@ class TableObjects:
 
     def list_manifests(self, snapshots: Iterable[Snapshot] = ()) -> Manifests:
         """One LIST for every `LISTED_TOGETHER` stored manifests. It is to find those of these snapshots."""
-        absent = {self.partition(p).name(v.version) for snapshot in snapshots for p, v in snapshot.partitions.items()}
-        read_at, names, heads = clock.elapsed(), 0, dict[str, ObjectInfo]()
+        names = (self.partition(p).name(v.version) for snapshot in snapshots for p, v in snapshot.partitions.items())
+        found = Manifests(clock.elapsed(), {}, set(names))
         for info in self.store.list(PARTITIONS):
-            names += 1
             partition, _, name = info.name.removeprefix(PARTITIONS).rpartition("/")
             if name.startswith("v"):
-                heads.setdefault(partition, info)  # the first name of a chain is its head's
-            absent.discard(info.name)
-        return Manifests(read_at, heads, absent, names)
+                found.heads.setdefault(partition, info)  # the first name of a chain is its head's
+            found.absent.discard(info.name)
+        return found
 
     def missing_spec(self, version: int, named_by: str) -> DamagedTableError:
         """The error for a missing version of the spec, under which ``named_by`` was written."""

@@ -52,7 +52,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         tags: names that people gave to snapshots, with the snapshots' numbers. Each snapshot repeats them.
         expired: snapshots below this number are expired, except those with a tag. Each snapshot repeats it.
         changes: what the merges since the previous snapshot changed. A snapshot that only changes tags or expiry repeats it.
-        listed: how many objects the listing of all manifests had that its publish made; 0: not known.
     """
 
     batch: int
@@ -62,7 +61,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tags: dict[str, int] = {}
     expired: int = 0
     changes: Changes = NO_CHANGES
-    listed: int = 0
 
     def keeps(self, number: int) -> bool:
         """Whether snapshot ``number`` may still be read. Only the newest snapshot knows."""
@@ -92,9 +90,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def manifests(self) -> int:
-        """How many manifests are stored, without versions since: as many as its publish listed. If that is not known, as many as
-        there would be if none was trimmed."""
-        return self.listed or sum(shown.version + 1 for shown in self.partitions.values())
+        """How many manifests are stored at most, up to its own: then none is trimmed."""
+        return sum(shown.version + 1 for shown in self.partitions.values())
 
     @property
     def rows(self) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -397,39 +396,6 @@ def test_few_partitions_of_a_table_of_many_manifests_are_listed_one_by_one(
     assert len(lake.points.seen) == touched
     assert "list _lakeupsert/partitions/" not in lake.points.seen
     lake.points.disarm()
-    lake.finish_and_check()
-
-
-class NextWeek(clock.Source):
-    def now(self) -> datetime:
-        return super().now() + timedelta(days=8)
-
-
-def test_a_listing_is_worth_it_again_once_a_vacuum_has_trimmed_old_versions(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A call for eight partitions may list 35 manifests at once. Seven nights have 56, of which the last snapshot needs 8."""
-    monkeypatch.setattr(history, "LISTED_TOGETHER", 5)
-    lake = Lake(folder, keep_snapshots=1, superseded_retention="0s")
-    nights = count(1)
-
-    def lists_of_a_night() -> int:
-        number = next(nights)
-        days(lake, f"{number}.jsonl", number, range(8))
-        lake.table.append(host="local")
-        lake.reopen()
-        lake.points.arm(-1, Fault.BEFORE, "list _lakeupsert/partitions/")
-        lake.table.dedupe()
-        lists = len(lake.points.seen)
-        lake.points.disarm()
-        lake.table.publish()
-        return lists
-
-    assert [lists_of_a_night() for _ in range(7)] == [8, 1, 1, 1, 1, 8, 8]
-    lake.table.vacuum(dry=False)
-    with clock.use(NextWeek()):
-        lake.table.vacuum(dry=False)
-    assert [lists_of_a_night() for _ in range(2)] == [8, 1], "the next publish sees what is left"
     lake.finish_and_check()
 
 

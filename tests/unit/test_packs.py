@@ -86,7 +86,7 @@ def test_who_reads_on_gets_twice_as_much_by_each_request(
     assert store.requests.as_dict()["get"] == 1 + requests, "the footer once"
 
 
-def test_of_what_is_read_at_most_half_was_not_asked_for(
+def test_of_equal_parts_at_most_half_was_not_asked_for(
     large: tuple[Asked, list[DataFile], list[pa.Table]],
 ) -> None:
     store, files, _ = large
