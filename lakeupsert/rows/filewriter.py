@@ -130,6 +130,7 @@ class DataFileWriter:
             raise
         finally:
             if self._open is not None:
+                self._open.writer.is_open = False  # or pyarrow would write on as it is destroyed
                 self._open.stack.__exit__(kind, error, trace)  # the store drops an unfinished object
 
     def write(self, rows: Rows) -> None:
