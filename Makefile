@@ -45,7 +45,7 @@ demo-azure: setup servers ## the same on Azure Storage: a real server on loopbac
 	@$(BIN)/python -m tests.harness.servers azure $(BIN)/lakeupsert demo --output build/demo-azure \
 	    --lake az://lake/demo --queue azqueue://devstoreaccount1/lake $(DEMO_ARGS)
 
-test: setup $(if $(CI),servers,build/spark-classes.jsa) ## the laws, every command, one Spark night, S3 and Azure by one night each; six minutes on two cores
+test: setup $(if $(CI),servers,build/spark-classes.jsa) ## the laws, every command, one Spark night, S3 and Azure by one night each; five minutes on two cores
 	@$(MAKE) --jobs 5 --no-print-directory test-spark test-cloud test-integration test-integration-2 test-others
 
 # Spark's classes as its JVM has them after a start and a query: half of what a start costs. CI starts too few to save that. It

@@ -19,7 +19,9 @@ KEPT_BYTES = 16 << 20
 Fewer: merges of many partitions read and parse the footers of their batches' packs more often."""
 
 AHEAD_BYTES = 1 << 20
-"""The most bytes of a pack that are read before they are asked for. More: memory, for each pack that is kept. Fewer: requests."""
+"""The most bytes of a pack that are read before they are asked for. More: memory, `AHEAD_PACKS` times. Fewer: requests."""
+AHEAD_PACKS = 16
+"""How many packs have such bytes in memory. Fewer: who reads more of them in turn reads none ahead."""
 
 
 @dataclass
@@ -28,18 +30,18 @@ class Pack:
 
     Attributes:
         rows, bytes: at which row and byte each row group begins, and where the last one ends.
-        held: bytes, and where they begin.
+        held: bytes, and where they begin; None: those of the tail, which are all of a small pack.
     """
 
     metadata: pq.FileMetaData
     tail: Tail
     rows: Indices
     bytes: Indices
-    held: tuple[int, memoryview]
+    held: tuple[int, memoryview] | None = None
 
     def read(self, store: ObjectStore, name: str, begin: int, end: int) -> memoryview:
         """The bytes from ``begin`` to ``end``. Who reads on where the last request ended gets twice as many by the next one."""
-        at, held = self.held
+        at, held = self.held or (self.tail.size - len(self.tail.data), self.tail.data)
         if not at <= begin <= end <= at + len(held):
             goes_on = at <= begin <= at + len(held)
             most = begin + min(2 * len(held), AHEAD_BYTES) if goes_on else end
@@ -68,11 +70,12 @@ def open_pack(store: ObjectStore, name: str) -> Pack:
         first_columns = (group.column(0) for group in groups[1:])
         begins = [column.dictionary_page_offset or column.data_page_offset for column in first_columns]
         rows = np.cumsum([0, *(group.num_rows for group in groups)])
-        held = tail.size - len(tail.data), tail.data  # all of a small pack
-        pack = Pack(metadata, tail, rows, np.array([0, *begins, tail.end]), held)
+        pack = Pack(metadata, tail, rows, np.array([0, *begins, tail.end]))
     with _lock:
         kept = _packs[store]
         kept[name] = pack
+        if len(kept) > AHEAD_PACKS:
+            [*kept.values()][-AHEAD_PACKS - 1].held = None
         while len(kept) > 1 and sum(len(one.tail.data) for one in kept.values()) > KEPT_BYTES:
             kept.popitem(last=False)
     return pack

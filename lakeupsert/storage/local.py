@@ -132,7 +132,7 @@ class LocalStore:
     # -- how
 
     def _path(self, name: str) -> str:
-        return "/".join((self.root.rstrip("/"), *parts_of(name))) or "/"  # `os.path.join` looks at each part
+        return os.path.join(self.root, *parts_of(name))
 
     @contextmanager
     def _temporary(self) -> Iterator[BinaryIO]:

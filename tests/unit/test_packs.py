@@ -99,6 +99,26 @@ def test_of_equal_parts_at_most_half_was_not_asked_for(
     assert sum(size for _, size in store.parts) == sum(file.bytes for file in files[30::7]), "nobody reads on"
 
 
+@pytest.mark.parametrize(("kept", "again"), [(1, 1), (2, 0)])
+def test_bytes_ahead_are_kept_of_few_packs(
+    kept: int,
+    again: int,
+    large: tuple[Asked, list[DataFile], list[pa.Table]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packs, "AHEAD_PACKS", kept)
+    store, files, tables = large
+    with PackWriter(store, "other.pack", SCHEMA, Footer("t", "appended", "1", 0), SPEC) as pack:
+        other = pack.write_file([rows(0, 1)], WHOLE)
+    for number in range(8):
+        read_file(store, files[number], SCHEMA)
+    read_file(store, other, SCHEMA)
+    store.parts.clear()
+    assert read_file(store, files[7], SCHEMA) == tables[7]
+    assert len(store.parts) == again
+    assert store.requests.as_dict()["get"] == 2 + 4 + again, "each footer once"
+
+
 def test_a_piece_is_read_alone(store: LocalStore, files: list[DataFile]) -> None:
     pieces = [read_file(store, files[-1].within(Part(4 + n, 3)), SCHEMA) for n in (0, 1, 3)]
     assert pieces == [rows(1000, 2), rows(1002, 9), rows(1011, 1)]
