@@ -72,6 +72,29 @@ def test_failed_sync_of_the_folder_is_an_unknown_outcome(store: LocalStore, monk
         sink.write(b"x")
 
 
+def test_folder_whose_sync_failed_is_synced_by_the_next_write(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut could lose the folder with everything in it."""
+    store.create("parts/1/v1", b"x")
+    parent, synced, broken = (Path(store.root) / "parts").stat().st_ino, [], [True]
+    real_fsync = os.fsync
+
+    def fsync(fd: int) -> None:
+        if os.fstat(fd).st_ino == parent:
+            if broken:
+                raise OSError(errno.EIO, "Input/output error")
+            synced.append(fd)
+        real_fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(StoreUnavailableError):
+        store.create("parts/2/v1", b"x")
+    broken.clear()
+    assert store.create("parts/2/v1", b"x")
+    assert synced
+
+
 def test_file_system_without_hard_links_is_named_as_such(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(a: str, b: str) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")  # what link(2) says on FAT

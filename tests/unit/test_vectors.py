@@ -1,5 +1,6 @@
 """Deletion vectors: their bytes, few in the manifest and many in an object, and what damage does."""
 
+import json
 import zlib
 from pathlib import Path
 
@@ -7,11 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from lakeupsert.config import TableSettings
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.publishers import PublishedTable
+from lakeupsert.publishers.iceberg_deletes import Puffins
 from lakeupsert.rows import vectors
-from lakeupsert.rows.vectors import MAGIC, deleted_positions, mark_deleted
+from lakeupsert.rows.vectors import MAGIC, deleted_positions, frame, mark_deleted
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.manifest import DataFile, DeletionVector
+from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.manifest import DataFile, DeletionVector, Manifest
 
 GOLDEN = bytes.fromhex(
     "d1d33964"  # 1681511377
@@ -60,6 +65,46 @@ def test_vectors_are_extended_and_full_ones_take_their_file_along(
     if not inline:
         with pytest.raises(DamagedTableError, match="reprocess --partition d=1 --source landing"):
             positions(other, second[0])
+
+
+EQUAL_SIZES = {f"d={n}/base-0-x.parquet": [n, 2 * n + 1] for n in range(9)}
+"""Positions of files whose vectors are easily mistaken for each other: each has as many bytes and rows as the next."""
+
+
+@pytest.fixture(params=[0, 4096])
+def marked(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[DataFile]:
+    monkeypatch.setattr(vectors, "INLINE_BYTES", request.param)
+    files = [(msgspec.structs.replace(FILE, name=name), dead) for name, dead in EQUAL_SIZES.items()]
+    return extended(LocalStore(tmp_path), *files)
+
+
+def test_vectors_of_one_size_are_told_apart(tmp_path: Path, marked: list[DataFile]) -> None:
+    assert {f.name: positions(LocalStore(tmp_path), f) for f in marked} == EQUAL_SIZES
+
+
+def test_vectors_in_an_object_of_iceberg_are_those_of_their_files(tmp_path: Path, marked: list[DataFile]) -> None:
+    """Both by the manifest's entry and by the object's footer."""
+    store = LocalStore(tmp_path)
+
+    def version(partition: str, number: int) -> Manifest:
+        raise AssertionError("no manifest is needed")
+
+    settings = TableSettings(landing="/l", processed="/p", key=("k",), partition_by=("d",))
+    table = PublishedTable(settings, TableObjects(store), version, lambda call, items: [call(item) for item in items])
+    found = Puffins(table, store.uri, "puffins/").write(marked)
+    [name] = {entry.name for entry in found.values()}
+    body = store.get(name)
+    size = int.from_bytes(body[-12:-8], "little")
+    listed = json.loads(body[-12 - size : -12])["blobs"]
+    spans = {blob["properties"]["referenced-data-file"]: (blob["offset"], blob["length"]) for blob in listed}
+    assert found.keys() == EQUAL_SIZES.keys()
+    for file in marked:
+        entry = found[file.name]
+        assert entry.of == file.name
+        assert entry.span == spans[store.uri(file.name)]
+        at, length = entry.span
+        assert file.deleted is not None
+        assert body[at : at + length] == frame(vectors.vector_bytes(store, file, file.deleted))
 
 
 ANOTHER_ROW = {"inline": GOLDEN[:-2] + b"\x1c\0", "crc": zlib.crc32(GOLDEN)}
