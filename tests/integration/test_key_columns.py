@@ -544,6 +544,23 @@ def test_older_record_moves_a_key_if_it_is_newer_than_the_one_that_named_its_par
     nights.check()
 
 
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+def test_last_delete_of_a_batch_reaches_the_row_from_any_partition(strategy: str, tmp_path: Path) -> None:
+    """An update by the key alone (5) is between two deletes of a later batch (3, 7), which name any partition or none."""
+    nights = Nights(tmp_path, strategy=strategy)
+    keys = {f"{days}": days for days in itertools.product((None, 2, 3), (None, 2, 3), (None, 1, 2, 3))}
+    nights.night(*(full(k, 2, 1, u=1) for k in keys), full("other", 1, 1), full("another", 3, 1))
+    nights.night(*(update(k, 5, v=5) for k in keys))
+    deletes = [delete(k, ts, **on(day)) for k, days in keys.items() for ts, day in zip((3, 7), days, strict=False)]
+    assert not nights.night(*deletes, *(full(k, again, 9, w=9) for k, (*_, again) in keys.items() if again))
+    nights.check()
+    assert len(nights.rows()) == 2 + 27, "each key that came again has one row"
+
+
+def on(day: int | None) -> Record:
+    return {} if day is None else {"day": f"2020-01-0{day}"}
+
+
 def test_key_moves_more_than_once_in_a_batch(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     nights.night(full("a", 1, 1, u=1), full("b", 1, 1, u=1), full("c", 1, 1, u=1))

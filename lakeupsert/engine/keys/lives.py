@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.keys import effects
-from lakeupsert.engine.keys.effects import ALONE, Effect
+from lakeupsert.engine.keys.effects import Effect
 from lakeupsert.engine.keys.index import HASH, NAMED, NAMING, by_age, with_naming_order
 from lakeupsert.engine.merge import AGE
 from lakeupsert.landing.partitions import UNPLACED
@@ -166,14 +166,13 @@ class Lives:
         yield effects.Indexed(changes)
 
     def _of_landed(self, own: Indices, codes: Indices, fate: Indices) -> Iterator[Effect]:
-        """The effects on landed rows: ``own`` has the partitions that they name, ``codes`` the ones that they get."""
+        """The effects on landed rows: ``own`` has the partitions that they name, or -1, ``codes`` the ones that they get."""
         rows = with_column(self._rows, PARTITION, self._with_names(codes))
         yield effects.Superseded(rows.filter(pa.array(fate == _SUPERSEDED)))
-        yield effects.Placed(rows.filter(pa.array((fate == _STAYS) & (own >= 0) & (own != codes))))
+        yield effects.Placed(rows.filter(pa.array((fate == _STAYS) & (own != codes))))
         for one, reason in _REASONS.items():
             if (fate == one).any():
                 yield effects.Refused(rows.filter(pa.array(fate == one)), reason)
-        yield effects.Placed(rows.filter(pa.array((fate == _STAYS) & as_mask(rows[ALONE]))))
 
     def _of_ended(self) -> Iterator[Effect]:
         """The stored records of keys that end, and the deletes that ended them."""
@@ -188,14 +187,12 @@ class Lives:
     def _deletes_of(self, found: Sequence[tuple[int, int, int]]) -> Rows:
         """Deletes of the rank of some records, each with the partition that it is for, and another one in `MOVED_TO`."""
         places, partitions, others = np.array(found, np.int64).T
-        rows = self._both.take(pa.array(places)).drop_columns([HASH])
-        rows = with_value(rows, DELETE_FLAG, True)
+        rows = with_value(self._both.take(pa.array(places)).drop_columns([HASH]), DELETE_FLAG, True)
         rows = with_column(rows, PARTITION, self._with_names(partitions))
         return rows.append_column(MOVED_TO, self._with_names(others))
 
     def _as_stored(self, places: Indices) -> Rows:
-        rows = self._both.take(pa.array(places)).drop_columns([HASH])
-        return with_column(rows, PARTITION, self._with_names(self._codes[places]))
+        return with_column(self._both.take(pa.array(places)).drop_columns([HASH]), PARTITION, self._with_names(self._codes[places]))
 
     def _with_names(self, codes: Indices) -> pa.Array:
         return pa.array(self._names, pa.string()).take(pa.array(codes, mask=codes < 0))
@@ -290,7 +287,7 @@ class Lives:
             case "copy":
                 life.copies.append((row, life.partition))
             case "kill" | "copy and kill":
-                self._kill(life, row, elsewhere=elsewhere)
+                self._kill(life, row)
             case "join":
                 self._codes[row] = life.partition
             case "move" if life.stuck:
@@ -306,14 +303,17 @@ class Lives:
                     life.copies.append((life.grave, named))
                 life.partition, life.lives = named, True
 
-    def _kill(self, life: _Life, row: int, *, elsewhere: bool) -> None:
+    def _kill(self, life: _Life, row: int) -> None:
         if life.partition < 0 and not self._is_kept(row):
             return
         if life.lives and life.stuck and not life.is_newest:
             self._fate[row] = _UNREADABLE_PARTITION
             return
-        if life.lives and elsewhere:
-            life.copies.append((row, life.partition))
+        # An older delete of the batch may have left newer updates where the key is stored: this one must reach them there.
+        left = life.stored if life.is_below_stored and not life.lives else None
+        at = life.partition if left is None else int(self._codes[left])
+        if (life.lives or left is not None) and at != self._codes[row]:
+            life.copies.append((row, at))
         life.partition, life.lives, life.grave = int(self._codes[row]), False, row
 
     def _end(self, life: _Life) -> None:
