@@ -187,12 +187,13 @@ class Lives:
     def _deletes_of(self, found: Sequence[tuple[int, int, int]]) -> Rows:
         """Deletes of the rank of some records, each with the partition that it is for, and another one in `MOVED_TO`."""
         places, partitions, others = np.array(found, np.int64).T
-        rows = with_value(self._both.take(pa.array(places)).drop_columns([HASH]), DELETE_FLAG, True)
+        rows = with_value(self._as_stored(places), DELETE_FLAG, True)
         rows = with_column(rows, PARTITION, self._with_names(partitions))
         return rows.append_column(MOVED_TO, self._with_names(others))
 
     def _as_stored(self, places: Indices) -> Rows:
-        return with_column(self._both.take(pa.array(places)).drop_columns([HASH]), PARTITION, self._with_names(self._codes[places]))
+        rows = self._both.take(pa.array(places)).drop_columns([HASH])
+        return with_column(rows, PARTITION, self._with_names(self._codes[places]))
 
     def _with_names(self, codes: Indices) -> pa.Array:
         return pa.array(self._names, pa.string()).take(pa.array(codes, mask=codes < 0))
@@ -309,8 +310,7 @@ class Lives:
         if life.lives and life.stuck and not life.is_newest:
             self._fate[row] = _UNREADABLE_PARTITION
             return
-        # An older delete of the batch may have left newer updates where the key is stored: this one must reach them there.
-        left = life.stored if life.is_below_stored and not life.lives else None
+        left = life.stored if life.is_below_stored and not life.lives else None  # it outlived an older delete of the batch
         at = life.partition if left is None else int(self._codes[left])
         if (life.lives or left is not None) and at != self._codes[row]:
             life.copies.append((row, at))
