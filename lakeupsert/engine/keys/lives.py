@@ -310,7 +310,7 @@ class Lives:
         if life.lives and life.stuck and not life.is_newest:
             self._fate[row] = _UNREADABLE_PARTITION
             return
-        left = life.stored if life.is_below_stored and not life.lives else None  # it outlived an older delete of the batch
+        left = life.stored if life.is_below_stored and not life.lives else None  # outlives the last delete
         at = life.partition if left is None else int(self._codes[left])
         if (life.lives or left is not None) and at != self._codes[row]:
             life.copies.append((row, at))
