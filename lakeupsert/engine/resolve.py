@@ -159,8 +159,8 @@ class Rule:
 
 
 class Versions(Rule):
-    """Rows that arrive get their batch's number, and stored rows keep theirs. A stored delete has none, and gets the last merged
-    number, so that the history ranks it above what it had superseded."""
+    """Rows that arrive get their batch's number. Stored rows keep theirs, and so do rows that followed their key. A stored delete
+    has none, and gets the last merged number, so that the history ranks it above what it had superseded."""
 
     @staticmethod
     def takes_part(spec: TableSpec, task: MergeTask) -> bool:
@@ -176,7 +176,7 @@ class Versions(Rule):
         if BATCH not in rows.schema.names:  # only the columns that decide
             return rows
         ages, stored = rows[AGE].to_numpy(), rows[BATCH].to_numpy()
-        keeps = (ages == 0) & ~as_mask(rows[DELETE_FLAG])
+        keeps = ((ages == 0) | (stored > 0)) & ~as_mask(rows[DELETE_FLAG])
         numbers = np.where(keeps, stored, np.array(self._task.numbers)[ages])
         return with_column(rows, BATCH, pa.array(numbers))
 

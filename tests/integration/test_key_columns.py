@@ -557,6 +557,21 @@ def test_last_delete_of_a_batch_reaches_the_row_from_any_partition(strategy: str
     assert len(nights.rows()) == 2 + 27, "each key that came again has one row"
 
 
+@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+def test_row_that_late_records_move_keeps_its_batch(strategy: str, merged: bool, tmp_path: Path) -> None:
+    """The update by the key alone of batch 2 stays the newest record, whether or not its row was stored when it moved."""
+    nights = Nights(tmp_path, strategy=strategy, versions=True)
+    take = nights.night if merged else nights.append
+    late = [full("a", 2, 5, u=5), full("a", 3, 6), full("a", 1, 7, w=7)]
+    for record in [full("a", 1, 1, u=1), update("a", 9, v=9), *late]:
+        assert not take(record)
+    nights.table.run(host="local")
+    [row] = nights.table.to_arrow(versions=True).read_all().to_pylist()
+    assert [row[name] for name in ("ts", *COLUMNS, "_lakeupsert_batch")] == [9, 5, 9, 7, 2]
+    nights.check()
+
+
 def on(day: int | None) -> Record:
     return {} if day is None else {"day": f"2020-01-0{day}"}
 

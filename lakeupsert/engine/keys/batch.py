@@ -34,7 +34,7 @@ from lakeupsert.rows.vectors import deleted_positions, mark_deleted
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, Reason, Touched
 from lakeupsert.table.manifest import WHOLE, add_digests
-from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_FROM, MOVED_TO, OLDER, PLACE
+from lakeupsert.table.spec import BATCH, DELETE_FLAG, FILE, MOVED_FROM, MOVED_TO, OLDER, PLACE
 
 SOURCE = "_lakeupsert_source"
 """Integer column: the place of a row's file in `Batch.files`."""
@@ -198,13 +198,10 @@ class WrittenBatch:
         rank, or (``follows``) deletes and rows for partitions that keys come to.
         """
         to, spec, result = self.to, self.to.spec, self.touched
-        schema, landed = spec.ranked_schema, False
-        if MOVED_TO in rows.schema.names:
-            schema = schema.append(pa.field(MOVED_TO, pa.string()))
-        elif MOVED_FROM in rows.schema.names:
-            schema = schema.append(spec.base_schema.field(OLDER)).append(pa.field(MOVED_FROM, pa.string()))
-        else:
-            landed = True
+        schema, moves = spec.ranked_schema, [name for name in (MOVED_TO, MOVED_FROM) if name in rows.schema.names]
+        if moves == [MOVED_FROM]:
+            schema = pa.schema([*schema, *(f for f in spec.base_schema if f.name in (OLDER, BATCH))])
+        schema = pa.schema([*schema, *(pa.field(name, pa.string()) for name in moves)])
         schema = pa.schema([*schema, *(spec.schema.field(name) for name in spec.partition_by)])
         parts = by_partition(rows, spec)
         found = digests([[own] for _, own in parts], spec)
@@ -216,7 +213,7 @@ class WrittenBatch:
                     before,
                     files=(*before.files, file),
                     rows=before.rows + file.rows,
-                    moved=before.moved + (0 if landed else file.rows),
+                    moved=before.moved + (file.rows if moves else 0),
                     followed=before.followed + (file.rows if follows else 0),
                     bytes=before.bytes + file.bytes,
                     digest=add_digests((before.digest, digest)),

@@ -26,7 +26,7 @@ from lakeupsert.rows.floor import PARTITION, is_among
 from lakeupsert.rows.rank import sort_by_key, sortable
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, TombstoneFile
-from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_FROM, MOVED_TO, OF_EARLIER_BATCH, PLACE, TableSpec
+from lakeupsert.table.spec import BATCH, DELETE_FLAG, FILE, MOVED_FROM, MOVED_TO, OF_EARLIER_BATCH, PLACE, TableSpec
 
 
 class WrongIndexError(DamagedTableError):
@@ -118,4 +118,6 @@ def _stream(store: ObjectStore, spec: TableSpec, source: Source, near: Near) -> 
         schema = spec.arriving_schema if source.age else spec.base_schema
         blocks = stream_file(store, source.file, schema, near, spec=spec)
     for block in blocks:
+        if source.age and spec.versions:
+            block = with_column(block, BATCH, pc.if_else(pc.equal(block[BATCH], 0), source.age, block[BATCH]))
         yield add_ranks(block, age=source.age, deleted=isinstance(source.file, TombstoneFile))
