@@ -90,6 +90,15 @@ minutes later. Shorter: the function is killed while it publishes (harmless, but
 GRACE_SECONDS = 25.0
 """By default, Kubernetes and ECS kill a container 30 s after SIGTERM. Messages must be returned before then."""
 
+# -- the endpoint
+
+HEAD_SECONDS = 10
+"""How long a connection may have no request, or one whose head is not complete. Less: slow networks are cut off."""
+BODY_SECONDS = 60.0
+"""How long a body may take. It occupies one of the open requests for that time."""
+CLIENT_ATTEMPTS, CLIENT_SECONDS = 8, 120
+"""How often `Client.send` sends a batch, and how long it waits for an answer. A server may be away for 10 s: a restart."""
+
 # -- Spark, catalogs, programs
 
 SPARK_TRIES = 2

@@ -217,7 +217,7 @@ snapshot_option = click.option(
 )
 
 
-def _parse_size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+def parse_size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
     if text is None:
         return None
     size = size_of(text)
@@ -248,7 +248,7 @@ limit_options = together(
     ),
     click.option(
         "--max-bytes",
-        callback=_parse_size,
+        callback=parse_size,
         metavar="SIZE",
         help="Fail before writing anything if the plan reads and writes more than this in total, for example 50GB.",
     ),

@@ -29,7 +29,20 @@ from tests.harness.processes import wait_until
 
 PROGRAM = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]
 COMMANDS = [
-    *("run", "append", "dedupe", "worker", "publish", "status", "history", "export", "files", "demo", "config"),
+    *(
+        "run",
+        "append",
+        "dedupe",
+        "worker",
+        "publish",
+        "serve",
+        "status",
+        "history",
+        "export",
+        "files",
+        "demo",
+        "config",
+    ),
     *(
         "adopt",
         "restore",

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lakeupsert.cli.set_up.example import EXAMPLE
+from lakeupsert.cli.set_up import config as config_command
 from lakeupsert.config import Config, GlueSettings, HiveSettings, Reading, TableSettings, load
 from lakeupsert.errors import ConfigurationError
 
@@ -16,6 +16,8 @@ processed = "processed"
 key = ["id"]
 partition_by = ["day"]
 """
+
+EXAMPLE = Path(config_command.__file__).with_name("example.toml").read_text("utf-8")
 
 
 @pytest.fixture

@@ -1,13 +1,15 @@
 """`lakeupsert config`: print the effective settings."""
 
 import json
+from pathlib import Path
 
 import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.program import main
-from lakeupsert.cli.set_up.example import EXAMPLE
+
+EXAMPLE = Path(__file__).with_name("example.toml")
 
 
 @main.command()
@@ -26,7 +28,8 @@ def config(call: Call, example: bool, schema: bool) -> Answer:
     if example and schema:
         raise click.UsageError("Give either --example or --schema.")
     if example:
-        return Answer({"example": EXAMPLE}, EXAMPLE.rstrip("\n"))
+        text = EXAMPLE.read_text("utf-8")
+        return Answer({"example": text}, text.rstrip("\n"))
     if schema:
         from lakeupsert.cli.set_up.settings_schema import settings_schema  # no other call needs it
 

@@ -1,0 +1,77 @@
+"""Whether `append` would take each row of a body, and Arrow's streams as Parquet files."""
+
+import io
+from dataclasses import replace
+from itertools import islice
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lakeupsert.errors import ConfigurationError, RefusedError
+from lakeupsert.landing.accept import RowRules, take
+from lakeupsert.landing.files import Reader, Survey, required_columns
+from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
+from lakeupsert.landing.formats.registry import readable_format
+from lakeupsert.phrases import count
+from lakeupsert.pipeline.append.next_spec import plan_spec
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.table.ledger import next_stamp
+
+_MOST_ROWS = 10_000_000
+"""Rows of a body. A few bytes of Parquet can repeat a row a billion times."""
+_NAMED_ROWS = 3
+
+
+def as_parquet(stream: bytes) -> bytes:
+    """A stream of Arrow IPC as a Parquet file with the same types."""
+    sink = io.BytesIO()
+    try:
+        with pa.ipc.open_stream(stream) as batches, pq.ParquetWriter(sink, batches.schema) as writer:
+            for batch in batches:
+                batch.validate(full=True)
+                writer.write_batch(batch)
+    except (pa.ArrowException, OSError, ValueError) as e:
+        raise _unfit(f"The body is not a stream of Arrow IPC that Parquet can hold: {e}"[:500]) from e
+    return sink.getvalue()
+
+
+def check_rows(table: OpenTable, path: str, data: bytes) -> None:
+    """Raise RefusedError if `append` would refuse this landing file, or a row of it. Columns may come and grow.
+
+    No other thread may use the table meanwhile.
+    """
+    try:
+        _check(table, LandingInput(path, len(data), "", place=0), data)
+    except UnreadableFileError as e:
+        raise _unfit(e.reason) from e
+    except ConfigurationError as e:
+        raise _unfit(e.message) from e
+
+
+def _check(table: OpenTable, file: LandingInput, data: bytes) -> None:
+    reading, head = table.history.reading, table.history.head_spec()
+    known, kind = head.body if head else None, readable_format(file, reading)
+    reader = Reader.of(pa.BufferReader(data), file, kind, reading)
+    columns = replace(reader.columns(known and known.schema, table.declaration.text_columns), dominant_types={})
+    spec, _ = plan_spec(table, known, [Survey(path=file.path, typed=kind.typed, **vars(columns))])
+    rules = RowRules(spec, next_stamp(None), table=table.name, envelope=reading.envelope)
+    contents = Reader.of(pa.BufferReader(data), file, kind, reading).blocks(required_columns(spec))
+    rows = refused = 0
+    reasons: list[str] = []
+    for block in contents.blocks:
+        checked = take(block, contents.missing, file.path, rules)
+        rows, refused = rows + len(checked.accepted), refused + len(checked.quarantined)
+        for row in islice(checked.quarantined.to_pylist(), _NAMED_ROWS - len(reasons)):
+            where = f"row {row['position']}" if row["line"] is None else f"line {row['line']}"
+            reasons.append(f"{where}: {row['reason']}")
+        if rows + refused > _MOST_ROWS:
+            raise _unfit(f"The body has more than {_MOST_ROWS:,} rows.")
+    if refused or not rows:
+        found = f"Table {table.name!r} would refuse {count(refused, 'row')}: {' '.join(reasons)}"
+        raise _unfit(found if refused else "The body has no row.")
+
+
+def _unfit(why: str) -> RefusedError:
+    return RefusedError(
+        "unfit-rows", f"{why} Nothing was stored.", next="correct the rows and send them with the same id"
+    )
