@@ -13,6 +13,7 @@ from lakeupsert.config import PublisherName
 from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
 from lakeupsert.operations.adopt import AdoptResult, adopt
 from lakeupsert.operations.compact import compact
+from lakeupsert.operations.ingest import IngestOptions, ingest
 from lakeupsert.operations.reconcile import ReconcileResult, reconcile
 from lakeupsert.operations.redrive import RedriveResult, redrive
 from lakeupsert.operations.replay import replay
@@ -83,6 +84,12 @@ class Table(ReadOnlyTable):
         Raises RefusedError before anything is written if its `plan` is above ``max_bytes`` or ``max_cost``.
         """
         return run(self._table, options)
+
+    @_commits
+    @_takes(IngestOptions)
+    def ingest(self, options: IngestOptions) -> None:
+        """Take what lands, batch after batch, merge and publish it, until ``stop`` is set or ``max_seconds`` are over."""
+        ingest(self._table, options)
 
     @_commits
     @_takes(AppendOptions)

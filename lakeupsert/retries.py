@@ -82,6 +82,11 @@ TICK_SECONDS = 1.0
 """How often work that runs reports that it is alive, and checks whether it should stop."""
 PROGRESS_SECONDS = 2.0
 """How often the queue is asked how many messages are left. Queue services charge for each request."""
+LEADER_SECONDS = 30.0
+"""After how many seconds without a sign of the leading `ingest` another one takes its place. A sign takes three requests, every
+third of this. Longer: what a killed leader left waits longer. Shorter than a pause of the store: both work (harmless)."""
+LONGEST_AWAY_SECONDS = 60.0
+"""Longest pause before `ingest` asks a store again that did not answer: it comes back within a minute of the store."""
 OTHERS_SECONDS = 10.0
 """How often a call that only waits for other workers looks at the partitions that are left: two requests for each."""
 PUBLISH_SECONDS = 5.0

@@ -31,7 +31,7 @@ from lakeupsert.cli.signals import (
 COMPLETION = "_LAKEUPSERT_COMPLETE"
 """The variable in which a shell asks for its completion script, or to complete a command line."""
 GROUPS = {
-    "Every night": ("run", "plan", "append", "dedupe", "worker", "publish", "serve"),
+    "Every night": ("run", "plan", "append", "dedupe", "worker", "publish", "ingest", "serve"),
     "Look": ("status", "history", "report", "quarantine", "diff", "explain", "reconcile"),
     "Read": ("head", "query", "files", "export", "ddl"),
     "Change": ("update", "delete"),
@@ -59,7 +59,7 @@ _MEANT = {
     ),
     **dict.fromkeys(("clean", "gc"), "`lakeupsert vacuum` deletes files that nobody needs"),
     **dict.fromkeys(
-        ("upsert", "load", "ingest", "import", "sync"),
+        ("upsert", "load", "import", "sync"),
         "`lakeupsert run` takes what has landed, merges and publishes it",
     ),
     **dict.fromkeys(("drop", "alter"), "`lakeupsert schema` renames, drops and retypes columns"),

@@ -136,10 +136,15 @@ def merge_and_publish(
     """The steps of a night behind its append."""
     merged = drain_queues(table, options)
     progress("publishing")
+    return merged, show(table, progress)
+
+
+def show(table: OpenTable, progress: Callable[[str], None] = lambda text: None) -> PublishResult:
+    """Publish, and vacuum if the table keeps no old files."""
     published = publish(table)
     if not table.settings.retention:
         vacuum(table, dry=False, progress=progress, standings=published.publishers)  # for readers that list folders
-    return merged, published
+    return published
 
 
 def _merge_host(table: OpenTable, options: RunOptions, appended: AppendResult | None) -> ChosenHost:

@@ -21,6 +21,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.storage import ObjectInfo, ObjectStore
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import FORMAT, Chain, refuse_newer
+from lakeupsert.table.lease import Lease
 from lakeupsert.table.ledger import LedgerEntry, check_entry
 from lakeupsert.table.manifest import Manifest, check_manifest
 from lakeupsert.table.snapshot import Snapshot, check_snapshot
@@ -90,6 +91,7 @@ class TableObjects:
         self.store = store
         self.specs: Chain[TableSpec] = Chain(store, f"{HOME}/spec", "spec", TableSpec, check_spec, parse=_parse_spec)
         self.ledger: Chain[LedgerEntry] = Chain(store, f"{HOME}/ledger", "ledger", LedgerEntry, check_entry)
+        self.leases: Chain[Lease] = Chain(store, f"{HOME}/leases", "lease", Lease, lambda old, new: None)
         self.snapshots: Chain[Snapshot] = Chain(store, f"{HOME}/snapshots", "snapshot", Snapshot, check_snapshot)
 
     def __reduce__(self) -> tuple[type["TableObjects"], tuple[ObjectStore]]:

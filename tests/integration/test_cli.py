@@ -34,6 +34,7 @@ COMMANDS = [
         "append",
         "dedupe",
         "worker",
+        "ingest",
         "publish",
         "serve",
         "status",

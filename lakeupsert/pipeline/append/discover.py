@@ -7,7 +7,7 @@ Repeat    safe
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
@@ -74,11 +74,13 @@ class AppendOptions(BatchOptions):
         received: first and last date (inclusive) of the landing folders to take, if `landing_dates` is set.
         again: take only landing files whose batches were all withdrawn by a restore.
         replay_quarantine: commit the quarantined rows that pass now, instead of landing files (always in this process).
+        only: paths of the files that may be taken; None: all.
     """
 
     received: tuple[date | None, date | None] = (None, None)
     again: bool = False
     replay_quarantine: bool = False
+    only: Collection[str] | None = None
 
 
 CLOCKS_APART = timedelta(minutes=5)
@@ -312,6 +314,18 @@ def _refuse_unadopted(table: OpenTable) -> None:
             )
 
 
+def list_landing(table: OpenTable) -> Iterator[ObjectInfo]:
+    """All files of the landing zone. Raises ConfigurationError if it is missing."""
+    landing = open_landing(table.settings.landing)
+    if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
+        raise ConfigurationError(
+            "no-landing",
+            f"The landing zone {landing.root} of table {table.name!r} {no_folder(Path(landing.root))}.",
+            next=f"create it, or correct `landing` in [tables.{table.name}]",
+        )
+    return table.resources.landing.list("")
+
+
 @dataclass(frozen=True)
 class _Listing:
     """Landing files that have a date in the requested range and are not known, what to say of files that have no date, how many
@@ -326,13 +340,6 @@ class _Listing:
 def _list_landing(
     table: OpenTable, options: AppendOptions, known: Mapping[str, list[SeenFile]], is_candidate: Callable[[str], bool]
 ) -> _Listing:
-    landing = open_landing(table.settings.landing)
-    if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
-        raise ConfigurationError(
-            "no-landing",
-            f"The landing zone {landing.root} of table {table.name!r} {no_folder(Path(landing.root))}.",
-            next=f"create it, or correct `landing` in [tables.{table.name}]",
-        )
     pattern, format_ = table.settings.landing_dates, table.settings.format
     first, last = options.received
     files: list[ObjectInfo] = []
@@ -340,7 +347,7 @@ def _list_landing(
     folders: set[str] = set()
     listed = by_size = 0
     log: TableLog | None = None
-    for found in table.resources.landing.list(""):
+    for found in list_landing(table):
         log = log or log_of(found.name)
         if not is_landing_file(found.name) or not is_candidate(found.name):
             continue
@@ -353,7 +360,9 @@ def _list_landing(
             undated.append(found.name)
         elif pattern and not (first or day) <= day <= (last or day):
             continue
-        elif not any(found.is_same(k.size, k.etag) for k in known.get(found.name, ())):
+        elif (options.only is None or found.name in options.only) and not any(
+            found.is_same(k.size, k.etag) for k in known.get(found.name, ())
+        ):
             files.append(found)
     log = log or likely_log_above(table.settings.landing)
     return _Listing(tuple(files), describe_skipped(pattern, format_, undated, listed, folders), by_size, log)

@@ -1,0 +1,142 @@
+"""`lakeupsert ingest`: batches that follow each other within seconds."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.every_night.signs import signs_of_life, signs_options
+from lakeupsert.cli.frame import Answer, Call
+from lakeupsert.cli.options import log_option
+from lakeupsert.cli.problems import append_warnings, merge_error, publish_warnings, quarantine_warning
+from lakeupsert.cli.program import main
+from lakeupsert.cli.tables import for_each_table
+
+if TYPE_CHECKING:
+    from lakeupsert.api import Table
+    from lakeupsert.pipeline.append.commit import AppendResult
+    from lakeupsert.pipeline.merge.commit import PartitionResult
+    from lakeupsert.pipeline.publish import PublishResult
+
+    class IngestFlags(TypedDict):
+        """Flags that are options of `Table.ingest` as they are."""
+
+        seconds: float
+        publish_seconds: float
+        max_seconds: float | None
+
+
+log = logging.getLogger(__name__)
+
+
+@main.command()
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.01),
+    default=1.0,
+    show_default=True,
+    metavar="S",
+    help="From one look at the landing zone to the next. Each look makes one batch.",
+)
+@click.option(
+    "--publish-seconds",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    metavar="S",
+    help="The longest time between a merge and the snapshot that shows it. 0: publish after each batch.",
+)
+@click.option("--max-seconds", type=click.FloatRange(min=0), metavar="S", help="Stop after this many seconds.")
+@signs_options
+@log_option
+def ingest(
+    call: Call,
+    grace_seconds: float,
+    health_file: Path | None,
+    metrics_file: Path | None,
+    **options: "Unpack[IngestFlags]",
+) -> Answer:
+    """Take what lands every second, merge and publish it, until you stop it.
+
+    It does what `run` does, batch after batch, in one process that keeps what it has read. Start it a second time, on another
+    machine, and that one waits until the first one ends. On SIGTERM it finishes its batch. Other workers may help it. Works on
+    all tables of the configuration unless you give --table.
+
+    \b
+    Example:
+      lakeupsert ingest --seconds 2 --publish-seconds 10
+    """
+    call.stop.grace_seconds = grace_seconds
+
+    def work_on(table: "Table") -> Answer:
+        signs.watch(table)
+        return _ingest(call, table, alive=signs.alive, **options)
+
+    with signs_of_life(health_file, metrics_file) as signs:
+        return for_each_table(call, work_on, concurrently=True)
+
+
+KEPT_WARNINGS = 100
+"""How many different warnings the answer repeats. They were shown when they came."""
+
+
+class _Account:
+    """Sums over all rounds of one table, and the warnings that it gave."""
+
+    def __init__(self, table: "Table") -> None:
+        from lakeupsert.report.totals import MergeTotals  # imports Arrow
+
+        self._table = table
+        self.merges = MergeTotals()
+        self.published: PublishResult | None = None
+        self.batches = dict.fromkeys(("batches", "files", "rows_read", "rows_appended", "rows_quarantined"), 0)
+        self.warnings: dict[str, None] = {}
+
+    def add(self, result: "AppendResult | PartitionResult | PublishResult") -> None:
+        from lakeupsert.pipeline.append.commit import AppendResult  # imports Arrow, as the next ones
+        from lakeupsert.pipeline.merge.commit import PartitionResult
+        from lakeupsert.pipeline.publish import PublishResult
+
+        warnings: tuple[str, ...] = ()
+        match result:
+            case AppendResult(entry=entry):
+                counts = (1, len(entry.files), entry.rows_read, entry.rows_appended, entry.rows_quarantined)
+                for name, number in zip(self.batches, counts, strict=True):
+                    self.batches[name] += number
+                warnings = (*append_warnings(result, ()), *quarantine_warning(result, self._table.settings))
+            case PartitionResult():
+                self.merges.add(result)
+            case PublishResult():
+                self.published = result
+                warnings = publish_warnings(result)
+        for text in warnings:
+            self.warn(text)
+
+    def warn(self, text: str) -> None:
+        if text not in self.warnings:
+            log.warning("%s: %s", self._table.name, text)
+            self.warnings[text] = None
+            if len(self.warnings) > KEPT_WARNINGS:
+                del self.warnings[next(iter(self.warnings))]
+
+
+def _ingest(call: Call, table: "Table", *, alive: Callable[[], object], **options: "Unpack[IngestFlags]") -> Answer:
+    account = _Account(table)
+    with call.stoppable() as stop:
+        table.ingest(**options, stop=stop, alive=alive, collect=account.add, warn=account.warn)
+    published = account.published
+    sums = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in account.batches.items() if number)
+    facts = [("appended", sums or "nothing"), *output.totals_facts(account.merges)]
+    return Answer(
+        {
+            **account.batches,
+            "totals": output.totals_result(account.merges),
+            "publish": published and output.publish_result(published),
+        },
+        output.block(f"Table {table.name}", facts + (output.publish_facts(published) if published else [])),
+        json_warnings=tuple(account.warnings),
+        error=merge_error(call, table, list(account.merges.failures.values()), published),
+    )

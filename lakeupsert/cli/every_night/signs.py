@@ -1,0 +1,98 @@
+"""Signs of life of a command without an end: a health file for probes, metrics for Prometheus."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import click
+
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.phrases import install_extra
+from lakeupsert.retries import GRACE_SECONDS
+
+if TYPE_CHECKING:
+    from lakeupsert.api import Table
+    from lakeupsert.cli.every_night.metrics import WorkerMetrics
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def signs_options(command: Callable[Given, Found]) -> Callable[Given, Found]:
+    """The options of `signs_of_life`, and ``--grace-seconds``."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+class Signs:
+    """Signs of life of one command.
+
+    Args:
+        health_file: touched by `alive`.
+        metrics: counts what happens to the tables that it watches.
+    """
+
+    def __init__(self, health_file: Path | None, metrics: "WorkerMetrics | None") -> None:
+        self._health_file, self._metrics = health_file, metrics
+
+    def watch(self, table: "Table") -> None:
+        if self._metrics is not None:
+            self._metrics.watch(table)
+
+    def alive(self) -> None:
+        if self._health_file is not None:
+            self._health_file.touch()
+        if self._metrics is not None:
+            self._metrics.tick()
+
+
+@contextmanager
+def signs_of_life(health_file: Path | None, metrics_file: Path | None) -> Iterator[Signs]:
+    """Writes the metrics a last time at the end. Raises UsageError if a folder is missing."""
+    for option, path in (("--health-file", health_file), ("--metrics-file", metrics_file)):
+        if path is not None and not path.parent.is_dir():
+            raise click.UsageError(f"{option}: the folder {path.parent} does not exist.")
+    metrics = _metrics_into(metrics_file) if metrics_file is not None else None
+    try:
+        yield Signs(health_file, metrics)
+    finally:
+        if metrics is not None:
+            metrics.write()
+
+
+def _metrics_into(path: Path) -> "WorkerMetrics":
+    try:
+        from lakeupsert.cli.every_night.metrics import WorkerMetrics
+    except ImportError as e:
+        raise ConfigurationError(
+            "extra-missing",
+            f"--metrics-file needs {e.name or e}, which is not installed. Nothing was done.",
+            next=install_extra("prometheus"),
+        ) from e
+    return WorkerMetrics(path)
+
+
+_OPTIONS = (
+    click.option(
+        "--grace-seconds",
+        type=click.FloatRange(min=0),
+        default=GRACE_SECONDS,
+        show_default=True,
+        metavar="S",
+        help="After SIGTERM, return unfinished messages to the queue after this many seconds.",
+    ),
+    click.option(
+        "--health-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="PATH",
+        help="Touch this file every few seconds (for a liveness probe).",
+    ),
+    click.option(
+        "--metrics-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="PATH",
+        help="Write metrics for Prometheus to this file every few seconds. The node exporter reads names that end in .prom.",
+    ),
+)

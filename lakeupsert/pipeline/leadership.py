@@ -1,0 +1,68 @@
+"""Which one of several `ingest` processes works on a table.
+
+Reads     the chain of leases
+Writes    a lease every third of `LEADER_SECONDS`, and deletes the one before it
+Repeat    safe: a lease keeps no row right or wrong, it only spares two processes the races that one of them would lose
+
+    newest lease -- mine, released, or unchanged for too long --> append mine -- won --> lead
+                 '-- another's, and it changes ------------------------------- lost --> wait
+
+Nobody compares clocks of two machines: who waits measures how long the newest lease has not changed.
+"""
+
+import os
+import socket
+
+from lakeupsert import clock
+from lakeupsert.retries import LEADER_SECONDS
+from lakeupsert.table.chain import Chain, Link
+from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.lease import Lease
+
+
+class Leadership:
+    """The wish of this process to lead.
+
+    Attributes:
+        leader: the process that led at the last look.
+    """
+
+    def __init__(self, objects: TableObjects, seconds: float = LEADER_SECONDS) -> None:
+        self._objects, self._seconds = objects, seconds
+        self._me = f"process {os.getpid()} on {socket.gethostname()}"
+        self._seen: Link[Lease] | None = None
+        self._mine: str | None = None
+        self._changed_at = clock.elapsed()
+        self.leader: str | None = None
+
+    def lead(self) -> bool:
+        """Whether this process leads. Takes the lease or renews it where it may."""
+        if self.leads and clock.elapsed() - self._changed_at < self._seconds / 3:
+            return True
+        chain = self._objects.leases
+        newest = chain.head(self._seen)
+        if (newest and newest.write_id) != (self._seen and self._seen.write_id):
+            self._seen, self._changed_at = newest, clock.elapsed()
+        alive = newest is not None and not newest.body.released and clock.elapsed() - self._changed_at < self._seconds
+        if not alive or self.leads:
+            self._append(chain, newest, released=False)
+        self.leader = self._seen.body.holder if self._seen else None
+        return self.leads
+
+    def release(self) -> None:
+        """Let another process lead without waiting."""
+        if self.leads:
+            self._append(self._objects.leases, self._seen, released=True)
+            self._mine = None
+
+    @property
+    def leads(self) -> bool:
+        return self._seen is not None and self._seen.write_id == self._mine
+
+    def _append(self, chain: Chain[Lease], newest: Link[Lease] | None, *, released: bool) -> None:
+        won = chain.append(Lease(holder=self._me, released=released), newest).link
+        if won is None:
+            return
+        self._seen, self._mine, self._changed_at = won, won.write_id, clock.elapsed()
+        if newest is not None:
+            self._objects.store.delete([chain.name(newest.number)])

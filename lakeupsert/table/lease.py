@@ -1,0 +1,15 @@
+"""A lease: which `ingest` process works on a table. It decides who waits, and never what is committed."""
+
+import msgspec
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """One term of a leader.
+
+    Attributes:
+        holder: the process, for people.
+        released: it has ended, and anybody may lead.
+    """
+
+    holder: str
+    released: bool = False
