@@ -283,7 +283,7 @@ GROUP = '[tables.t.groups.g]\norder_by = ["at"]\ncolumns = ["a"]\n'
         (SETTINGS + 'tombstone_retention = "1d"\n', "tombstone_retention is '1d'; .*mode"),
         (SETTINGS.replace("columns", "rows") + 'nulls = "keep"\n', "nulls is 'keep'; .*mode"),
         (SETTINGS.replace("columns", "rows") + GROUP, r"groups is \['g'\]; .*mode"),
-        (SETTINGS + GROUP + DELETE, r"groups is \['g'\]; .*\.delete\]"),
+        (SETTINGS + GROUP + DELETE, r"groups is \['g'\]; .*\[tables\.NAME\.delete\]"),
         (SETTINGS + GROUP.replace("columns", "colums"), "Did you mean 'columns'"),
         (SETTINGS.replace('"columns"', '"column"'), "must be 'rows' or 'columns'"),
     ],
