@@ -70,7 +70,7 @@ def ingest(table: OpenTable, options: IngestOptions) -> None:
     try:
         while not stop.is_set() and (options.max_seconds is None or clock.elapsed() - begun < options.max_seconds):
             options.alive()
-            pause = options.seconds
+            pause, looked_at = options.seconds, clock.elapsed()
             try:
                 rounds.go(stop)
                 failures = 0
@@ -78,7 +78,7 @@ def ingest(table: OpenTable, options: IngestOptions) -> None:
                 failures += 1
                 pause = min(options.seconds * 2**failures, LONGEST_AWAY_SECONDS)
                 rounds.warn(f"{e.message} It tries again until that ends.")
-            stop.wait(pause)
+            stop.wait(max(0.0, pause - (clock.elapsed() - looked_at)))
         rounds.publish_rest()
     finally:
         with suppress(TryAgainError):  # then the next process waits until the lease is old
