@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from lakeupsert import clock
+from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.append.commit import AppendResult
 from lakeupsert.pipeline.leadership import Leadership
@@ -210,3 +212,19 @@ def test_the_command_ends_by_sigterm_and_says_what_it_did(tmp_path: Path) -> Non
     assert answer["result"]["totals"]["merged"] == answer["result"]["publish"]["rows"] == len(answer["warnings"]) == 1
     assert Leadership(lake.opened.history.objects).lead(), "it has released its lease"
     lake.check()
+
+
+def test_the_command_warns_of_a_batch_that_readers_do_not_see(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.land("1.jsonl", [row("a", 0, 1, 1), row("b", 1, 1, 1)])
+    lake.run()
+    [base, *_] = sorted((tmp_path / "processed").glob("d=*/base-*"))
+    base.unlink()
+    lake.land("2.jsonl", [row("a", 0, 2, 2), row("b", 1, 2, 2)])
+    lake.table.append(host="local")
+    arguments = ["ingest", "--max-seconds", "0.5", "--config", str(lake.configure()), "--json"]
+    done = CliRunner().invoke(main, arguments)
+    answer = json.loads(done.stdout)
+    assert (done.exit_code, answer["error"]["code"]) == (1, "failed-partitions")
+    assert any(base.name in warning for warning in answer["warnings"])
+    assert answer["result"]["publish"]["batch"] == 1

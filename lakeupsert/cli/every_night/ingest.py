@@ -17,6 +17,7 @@ from lakeupsert.cli.tables import for_each_table
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
+    from lakeupsert.errors import LakeupsertError
     from lakeupsert.pipeline.append.commit import AppendResult
     from lakeupsert.pipeline.merge.commit import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
@@ -86,12 +87,14 @@ KEPT_WARNINGS = 100
 class _Account:
     """Sums over all rounds of one table, and the warnings that it gave."""
 
-    def __init__(self, table: "Table") -> None:
+    def __init__(self, call: Call, table: "Table") -> None:
         from lakeupsert.report.totals import MergeTotals  # imports Arrow
 
-        self._table = table
+        self._call, self._table = call, table
         self.merges = MergeTotals()
         self.published: PublishResult | None = None
+        self.error: LakeupsertError | None = None
+        """Why the last publish left batches out."""
         self.batches = dict.fromkeys(("batches", "files", "rows_read", "rows_appended", "rows_quarantined"), 0)
         self.warnings: dict[str, None] = {}
 
@@ -111,7 +114,9 @@ class _Account:
                 self.merges.add(result)
             case PublishResult():
                 self.published = result
-                warnings = publish_warnings(result)
+                self.error = merge_error(self._call, self._table, list(self.merges.failures.values()), result)
+                held = (f"{self.error.message} Next: {self.error.next}",) if self.error else ()
+                warnings = (*publish_warnings(result), *held)
         for text in warnings:
             self.warn(text)
 
@@ -124,7 +129,7 @@ class _Account:
 
 
 def _ingest(call: Call, table: "Table", *, alive: Callable[[], object], **options: "Unpack[IngestFlags]") -> Answer:
-    account = _Account(table)
+    account = _Account(call, table)
     with call.stoppable() as stop:
         table.ingest(**options, stop=stop, alive=alive, collect=account.add, warn=account.warn)
     published = account.published
@@ -138,5 +143,5 @@ def _ingest(call: Call, table: "Table", *, alive: Callable[[], object], **option
         },
         output.block(f"Table {table.name}", facts + (output.publish_facts(published) if published else [])),
         json_warnings=tuple(account.warnings),
-        error=merge_error(call, table, list(account.merges.failures.values()), published),
+        error=account.error,
     )
