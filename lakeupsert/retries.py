@@ -85,6 +85,9 @@ PROGRESS_SECONDS = 2.0
 LEADER_SECONDS = 30.0
 """After how many seconds without a sign of the leading `ingest` another one takes its place. A sign takes three requests, every
 third of this. Longer: what a killed leader left waits longer. Shorter than a pause of the store: both work (harmless)."""
+WHOLE_SECONDS = 60.0
+"""How often `ingest` looks at the whole table, for what others appended, left unmerged or could not publish. Longer: such batches
+wait longer. Shorter: more requests, and a partition that can never be merged is tried more often."""
 LONGEST_AWAY_SECONDS = 60.0
 """Longest pause before `ingest` asks a store again that did not answer: it comes back within a minute of the store."""
 OTHERS_SECONDS = 10.0

@@ -71,9 +71,9 @@ class Batches:
         known = None
         with suppress(NotFoundError):
             known = store.get(name)
-        if known == claim and self._is_stored(path):
-            return True
         data = as_parquet(body) if is_arrow else body
+        if known == claim and self._is_stored(path, data):
+            return True
         if known is None:
             with self._history:
                 check_rows(self.table, path, data)
@@ -81,16 +81,18 @@ class Batches:
         if known in (None, claim):
             if self._landing.create(path, data):
                 return False
-            if known or self._landing.get(path) == data:
+            if self._is_stored(path, data):
                 return True
         found = f"Batch id {batch_id!r} was used for another body, or another type of content. Nothing was stored."
         raise RefusedError("batch-id-taken", found, next="send these rows with another id")
 
-    def _is_stored(self, path: str) -> bool:
-        """Whether the landing file is there, or a batch took it before somebody removed it."""
-        if self._landing.head(path) is not None:
-            return True
+    def _is_stored(self, path: str, data: bytes) -> bool:
+        """Whether the landing file is there, or a batch took it before somebody removed it. Another's file may have its name."""
+        with suppress(NotFoundError):
+            if self._landing.get(path) == data:
+                return True
+        digest = hashlib.sha256(data).hexdigest()
         with self._history:
             head = self.table.history.newest_entry()
             entries = self.table.history.headers(head.number) if head else []
-        return any(file.path == path for entry in entries for file in entry.files)
+        return any((file.path, file.sha256) == (path, digest) for entry in entries for file in entry.files)

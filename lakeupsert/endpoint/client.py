@@ -77,7 +77,18 @@ def _message(answer: HTTPError) -> str:
 
 def _as_stream(rows: pa.Table | Sequence[Mapping[str, object]]) -> bytes:
     """The rows as a stream of Arrow IPC: the same bytes for the same table."""
-    table = pa.table(rows) if hasattr(rows, "__arrow_c_stream__") else pa.Table.from_pylist(list(rows))
+    if not hasattr(rows, "__arrow_c_stream__"):
+        rows = list(rows)
+        for number, record in enumerate(rows):
+            if (
+                record.keys() != rows[0].keys()
+            ):  # Arrow would drop columns that the first one lacks, and fill others with nulls
+                found = f"Row {number} has the columns {', '.join(record)}; row 0 has {', '.join(rows[0])}. Nothing was sent."
+                raise RefusedError(
+                    "unfit-rows", found, next="send rows of equal columns; others in a batch with another id"
+                )
+        rows = pa.Table.from_pylist(rows)
+    table = pa.table(rows)
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table.combine_chunks())

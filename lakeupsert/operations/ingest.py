@@ -27,8 +27,8 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
-from lakeupsert.retries import LEADER_SECONDS, LONGEST_AWAY_SECONDS
-from lakeupsert.storage import ObjectInfo
+from lakeupsert.retries import LEADER_SECONDS, LONGEST_AWAY_SECONDS, WHOLE_SECONDS
+from lakeupsert.storage import ObjectInfo, can_commit
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +73,12 @@ def ingest(table: OpenTable, options: IngestOptions) -> None:
             pause, looked_at = options.seconds, clock.elapsed()
             try:
                 rounds.go(stop)
-                failures = 0
+                if failures:
+                    failures = 0
+                    rounds.warned.clear()  # the next time is another one
             except TryAgainError as e:
                 failures += 1
-                pause = min(options.seconds * 2**failures, LONGEST_AWAY_SECONDS)
+                pause = min(options.seconds * 2 ** min(failures, 10), LONGEST_AWAY_SECONDS)
                 rounds.warn(f"{e.message} It tries again until that ends.")
             stop.wait(max(0.0, pause - (clock.elapsed() - looked_at)))
         rounds.publish_rest()
@@ -92,16 +94,18 @@ class _Rounds:
         self._table, self._options = table, options
         self.leadership = Leadership(table.history.objects, options.leader_seconds)
         self._owed = True
-        """There may be something to merge that this process, or one before it, left."""
+        """There may be something to merge that this process, or another one, left."""
+        self._looked_at = float("-inf")
         self._taken: dict[str, ObjectInfo] = {}
         """Landing files that `append` has looked at, as they were then."""
         self._seen: dict[str, ObjectInfo] = {}
         """The others, as they were at the last look."""
         self._unpublished_since: float | None = None
-        self._warned: set[str] = set()
+        self.warned: set[str] = set()
 
     def go(self, stop: Stop) -> None:
-        owed, self._owed = self._owed, True  # until this round is done
+        is_time = clock.elapsed() - self._looked_at >= WHOLE_SECONDS
+        owed, self._owed = self._owed or is_time, True  # until this round is done
         if not self.leadership.lead():
             leader = self.leadership.leader
             self.warn(f"Table {self._table.name!r}: {leader} takes what lands. This process waits until that one ends.")
@@ -109,6 +113,7 @@ class _Rounds:
         appended = self._append(look=owed)
         if appended or owed:
             if owed:
+                self._looked_at = clock.elapsed()
                 send_missing(self._table)
             if self._unpublished_since is None:
                 self._unpublished_since = clock.elapsed()
@@ -123,16 +128,17 @@ class _Rounds:
             self._publish()
 
     def warn(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
+        if text not in self.warned:
+            self.warned.add(text)
             self._options.warn(text)
 
     def _append(self, *, look: bool) -> AppendResult | None:
         """``look``: call `append` also if no file is new, which checks the table and its landing zone."""
         found = {one.name: one for one in list_landing(self._table) if is_landing_file(one.name)}
         new = {name: one for name, one in found.items() if self._taken.get(name) != one}
-        # A store shows an object when it is whole. A local file may be in the middle of a copy.
-        whole = is_remote(self._table.settings.landing)
+        # An object store shows an object when it is whole. Other files may be in the middle of a copy.
+        landing = self._table.settings.landing
+        whole = is_remote(landing) and can_commit(landing)
         ready = {name: one for name, one in new.items() if whole or self._seen.get(name) == one}
         self._seen = new
         if not ready and not look:
@@ -146,7 +152,10 @@ class _Rounds:
 
     def _publish(self) -> None:
         published = show(self._table)
-        self._unpublished_since = None
+        if (
+            not {*published.waiting} - published.failed.keys()
+        ):  # other workers merge these, or the next look at the whole table
+            self._unpublished_since = None
         self._options.collect(published)
 
     def _beat(self) -> None:

@@ -142,7 +142,7 @@ def merge_and_publish(
 def show(table: OpenTable, progress: Callable[[str], None] = lambda text: None) -> PublishResult:
     """Publish, and vacuum if the table keeps no old files."""
     published = publish(table)
-    if not table.settings.retention:
+    if not table.settings.retention and published.snapshot is not None:
         vacuum(table, dry=False, progress=progress, standings=published.publishers)  # for readers that list folders
     return published
 

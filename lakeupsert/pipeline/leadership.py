@@ -15,6 +15,7 @@ import socket
 
 from lakeupsert import clock
 from lakeupsert.retries import LEADER_SECONDS
+from lakeupsert.storage import NotFoundError
 from lakeupsert.table.chain import Chain, Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.lease import Lease
@@ -40,7 +41,10 @@ class Leadership:
         if self.leads and clock.elapsed() - self._changed_at < self._seconds / 3:
             return True
         chain = self._objects.leases
-        newest = chain.head(self._seen)
+        try:
+            newest = chain.head(self._seen)
+        except NotFoundError:  # its successor was appended meanwhile
+            return False
         if (newest and newest.write_id) != (self._seen and self._seen.write_id):
             self._seen, self._changed_at = newest, clock.elapsed()
         alive = newest is not None and not newest.body.released and clock.elapsed() - self._changed_at < self._seconds

@@ -249,6 +249,9 @@ def test_client_raises_the_servers_errors(server: Server) -> None:
     with pytest.raises(RefusedError) as unfit:
         client.send([ROW | {"id": None}], "unfit")
     assert unfit.value.code == "unfit-rows"
+    with pytest.raises(RefusedError) as unequal:
+        client.send([ROW, ROW | {"more": 1}], "unequal")
+    assert unequal.value.code == "unfit-rows"
     with pytest.raises(ConfigurationError) as refused:
         lakeupsert.Client(server.url, token="wrong").send([ROW], "a")
     assert refused.value.code == "token-refused"
@@ -458,6 +461,17 @@ def test_two_servers_give_an_id_to_one_body(tmp_path: Path) -> None:
         batches.receive("a", "text/csv", ONE)
     assert (other, found.value.code) == ([False], "batch-id-taken")
     assert [path.name for path in (tmp_path / "landing/endpoint").iterdir()] == ["a.jsonl"]
+
+
+def test_another_file_of_that_name_is_not_taken_for_the_batch(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    (tmp_path / "landing/endpoint").mkdir()
+    (tmp_path / "landing/endpoint/a.csv").write_bytes(ONE.replace(b"a", b"b"))
+    for _ in range(2):
+        with pytest.raises(RefusedError) as found:
+            batches_of(lake).receive("a", "text/csv", ONE)
+        assert found.value.code == "batch-id-taken"
+        lake.table.run(host="local")
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:

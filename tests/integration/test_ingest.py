@@ -228,3 +228,29 @@ def test_the_command_warns_of_a_batch_that_readers_do_not_see(tmp_path: Path) ->
     assert (done.exit_code, answer["error"]["code"]) == (1, "failed-partitions")
     assert any(base.name in warning for warning in answer["warnings"])
     assert answer["result"]["publish"]["batch"] == 1
+
+
+def test_what_others_append_is_merged_at_the_next_look_at_the_whole_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakeupsert.operations.ingest.WHOLE_SECONDS", 0.05)
+    lake, other, stop = Lake(tmp_path), Lake(tmp_path), Stop()
+
+    def took(result: Result) -> None:
+        if isinstance(result, PublishResult) and result.snapshot is None:
+            other.land("1.jsonl", [row("a", 0, 1, 1)])
+            other.table.append(host="local")
+        elif isinstance(result, PublishResult) and result.batch:
+            stop.set()
+
+    lake.table.ingest(seconds=0.001, stop=stop, max_seconds=20, collect=took)
+    assert stop.is_set()
+    other.check()
+
+
+def test_a_new_table_without_retention_begins(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, keep_snapshots=1, superseded_retention="0s")
+    feed = Feed(lake, 2)
+    lake.table.ingest(seconds=0.001, stop=feed.stop, max_seconds=20, collect=feed.took)
+    assert feed.stop.is_set()
+    lake.check()

@@ -118,14 +118,14 @@ class _Account:
                 held = (f"{self.error.message} Next: {self.error.next}",) if self.error else ()
                 warnings = (*publish_warnings(result), *held)
         for text in warnings:
-            self.warn(text)
+            if text not in self.warnings:
+                self.warn(text)
 
     def warn(self, text: str) -> None:
-        if text not in self.warnings:
-            log.warning("%s: %s", self._table.name, text)
-            self.warnings[text] = None
-            if len(self.warnings) > KEPT_WARNINGS:
-                del self.warnings[next(iter(self.warnings))]
+        log.warning("%s: %s", self._table.name, text)
+        self.warnings[text] = None
+        if len(self.warnings) > KEPT_WARNINGS:
+            del self.warnings[next(iter(self.warnings))]
 
 
 def _ingest(call: Call, table: "Table", *, alive: Callable[[], object], **options: "Unpack[IngestFlags]") -> Answer:

@@ -74,13 +74,13 @@ class AppendOptions(BatchOptions):
         received: first and last date (inclusive) of the landing folders to take, if `landing_dates` is set.
         again: take only landing files whose batches were all withdrawn by a restore.
         replay_quarantine: commit the quarantined rows that pass now, instead of landing files (always in this process).
-        only: paths of the files that may be taken; None: all.
+        only: the files that may be taken, as they were listed, by path; None: all.
     """
 
     received: tuple[date | None, date | None] = (None, None)
     again: bool = False
     replay_quarantine: bool = False
-    only: Collection[str] | None = None
+    only: Mapping[str, ObjectInfo] | None = None
 
 
 CLOCKS_APART = timedelta(minutes=5)
@@ -360,7 +360,7 @@ def _list_landing(
             undated.append(found.name)
         elif pattern and not (first or day) <= day <= (last or day):
             continue
-        elif (options.only is None or found.name in options.only) and not any(
+        elif (options.only is None or options.only.get(found.name) == found) and not any(
             found.is_same(k.size, k.etag) for k in known.get(found.name, ())
         ):
             files.append(found)
