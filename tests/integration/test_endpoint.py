@@ -529,12 +529,12 @@ def kill_server(folder: Path, cases: int, seed: int) -> None:
 
 
 def test_nothing_acknowledged_is_lost_by_a_server_that_is_killed(folder: Path) -> None:
-    kill_server(folder, int(os.environ.get("CASES", "3")), seed=1)
+    kill_server(folder, int(os.environ.get("KILLS", "3")), seed=1)
 
 
 @pytest.mark.long
 def test_nothing_acknowledged_is_lost_by_a_server_that_is_killed_often(folder: Path) -> None:
-    kill_server(folder, int(os.environ.get("CASES", "20")), seed=2)
+    kill_server(folder, int(os.environ.get("KILLS", "20")), seed=2)
 
 
 def test_client_gives_up_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
