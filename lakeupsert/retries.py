@@ -90,6 +90,13 @@ WHOLE_SECONDS = 60.0
 wait longer. Shorter: more requests, and a partition that can never be merged is tried more often."""
 LONGEST_AWAY_SECONDS = 60.0
 """Longest pause before `ingest` asks a store again that did not answer: it comes back within a minute of the store."""
+SOURCE_ENTRIES_SECONDS = 86_400.0
+"""How much older than the newest entry of a source's chain another one is before it is deleted: far more than `FRESH_SECONDS`
+of a chain, so that a stalled process can't take the number of a deleted one."""
+SOURCE_TICK_SECONDS = 0.05
+"""How often `capture` checks whether a landing file is due. Longer: rows of a quiet database land later."""
+SOURCE_IDLE_SECONDS = 10.0
+"""How often `capture` keeps the position of a database that changes other tables. Longer: the database keeps more of its log."""
 OTHERS_SECONDS = 10.0
 """How often a call that only waits for other workers looks at the partitions that are left: two requests for each."""
 PUBLISH_SECONDS = 5.0

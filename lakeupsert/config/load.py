@@ -13,6 +13,7 @@ import msgspec
 from lakeupsert.config.addresses import refuse_overlaps
 from lakeupsert.config.check import has_credential
 from lakeupsert.config.messages import did_you_mean, refuse_unknown_keys, toml_key
+from lakeupsert.config.sources import SourceSettings, parse_sources
 from lakeupsert.config.table import parse_table, part_of, tables_of
 from lakeupsert.config.types import HOOKS, Hook, Hooks, TableSettings
 from lakeupsert.decoding import convert
@@ -33,6 +34,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tables: dict[str, TableSettings]
     origins: dict[str, dict[str, str]]
     """By table and setting: ``file``, a profile, or environment variables. A setting that is not listed has its default."""
+    sources: dict[str, SourceSettings]
 
     def refuse_unset_hooks(self, environment: Mapping[str, str]) -> None:
         """Raise ConfigurationError (``unset-variable``) if a variable of a hook is not set. Only a run calls hooks."""
@@ -86,7 +88,7 @@ def parse(
         raise ConfigurationError(
             "unreadable-configuration", f"{path} is not TOML: {e}.", next="correct that line"
         ) from e
-    refuse_unknown_keys(path, "the file", document, ("tables", "profiles", *HOOKS))
+    refuse_unknown_keys(path, "the file", document, ("tables", "sources", "profiles", *HOOKS))
     listed = tables_of(path, document, "tables")
     chosen = _choose_profile(path, document, profile or environment.get(PROFILE_VARIABLE) or None, listed)
     tables: dict[str, TableSettings] = {}
@@ -109,7 +111,8 @@ def parse(
         )
     refuse_overlaps(path, tables)
     hooks = _hooks(path, {**document, **chosen.hooks}, environment)
-    return Config(path=path, profile=chosen.name, hooks=hooks, tables=tables, origins=origins)
+    sources = parse_sources(path, document, tables)
+    return Config(path=path, profile=chosen.name, hooks=hooks, tables=tables, origins=origins, sources=sources)
 
 
 def _hooks(path: str, content: Mapping[str, object], environment: Mapping[str, str]) -> Hooks:

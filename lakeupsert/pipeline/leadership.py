@@ -1,4 +1,4 @@
-"""Which one of several `ingest` processes works on a table.
+"""Which one of several processes works on a table (`ingest`), or reads a source.
 
 Reads     the chain of leases
 Writes    a lease every third of `LEADER_SECONDS`, and deletes the one before it
@@ -16,20 +16,21 @@ import socket
 from lakeupsert import clock
 from lakeupsert.retries import LEADER_SECONDS
 from lakeupsert.storage import NotFoundError
-from lakeupsert.table.chain import Chain, Link
+from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.lease import Lease
 
 
 class Leadership:
-    """The wish of this process to lead.
+    """The wish of this process to lead a table, or one of its sources.
 
     Attributes:
         leader: the process that led at the last look.
     """
 
-    def __init__(self, objects: TableObjects, seconds: float = LEADER_SECONDS) -> None:
-        self._objects, self._seconds = objects, seconds
+    def __init__(self, objects: TableObjects, seconds: float = LEADER_SECONDS, source: str | None = None) -> None:
+        self._store, self._seconds = objects.store, seconds
+        self._chain = objects.leases if source is None else objects.leases_of_source(source)
         self._me = f"process {os.getpid()} on {socket.gethostname()}"
         self._seen: Link[Lease] | None = None
         self._mine: str | None = None
@@ -40,33 +41,32 @@ class Leadership:
         """Whether this process leads. Takes the lease or renews it where it may."""
         if self.leads and clock.elapsed() - self._changed_at < self._seconds / 3:
             return True
-        chain = self._objects.leases
         try:
-            newest = chain.head(self._seen)
+            newest = self._chain.head(self._seen)
         except NotFoundError:  # its successor was appended meanwhile
             return False
         if (newest and newest.write_id) != (self._seen and self._seen.write_id):
             self._seen, self._changed_at = newest, clock.elapsed()
         alive = newest is not None and not newest.body.released and clock.elapsed() - self._changed_at < self._seconds
         if not alive or self.leads:
-            self._append(chain, newest, released=False)
+            self._append(newest, released=False)
         self.leader = self._seen.body.holder if self._seen else None
         return self.leads
 
     def release(self) -> None:
         """Let another process lead without waiting."""
         if self.leads:
-            self._append(self._objects.leases, self._seen, released=True)
+            self._append(self._seen, released=True)
             self._mine = None
 
     @property
     def leads(self) -> bool:
         return self._seen is not None and self._seen.write_id == self._mine
 
-    def _append(self, chain: Chain[Lease], newest: Link[Lease] | None, *, released: bool) -> None:
-        won = chain.append(Lease(holder=self._me, released=released), newest).link
+    def _append(self, newest: Link[Lease] | None, *, released: bool) -> None:
+        won = self._chain.append(Lease(holder=self._me, released=released), newest).link
         if won is None:
             return
         self._seen, self._mine, self._changed_at = won, won.write_id, clock.elapsed()
         if newest is not None:
-            self._objects.store.delete([chain.name(newest.number)])
+            self._store.delete([self._chain.name(newest.number)])

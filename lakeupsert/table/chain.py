@@ -130,7 +130,7 @@ class Chain(Generic[Body]):
         return self.number(info.name) if info else None
 
     def _newest(self) -> ObjectInfo | None:
-        return next(iter(self._store.list(f"{self._folder}/v", limit=1)), None)
+        return next(iter(self._store.list(self.prefix, limit=1)), None)
 
     def get(self, number: int) -> Link[Body] | None:
         """One version, or None if that number does not exist (not yet written, or trimmed)."""
@@ -141,7 +141,7 @@ class Chain(Generic[Body]):
 
     def numbers(self) -> Iterator[int]:
         """The existing numbers, newest first; old ones may have been trimmed."""
-        for info in self._store.list(f"{self._folder}/v"):
+        for info in self._store.list(self.prefix):
             yield self.number(info.name)
 
     def between(self, low: int, high: int) -> Iterator[Link[Body]]:
@@ -229,9 +229,14 @@ class Chain(Generic[Body]):
 
         return until_won(self._store.uri(self._folder), attempt, attempts)
 
+    @property
+    def prefix(self) -> str:
+        """The beginning of all its objects' names, which a store lists from the head on."""
+        return f"{self._folder}/v"
+
     def number(self, name: str) -> int:
         """The number in an object's name."""
-        return LARGEST - int(name.removeprefix(f"{self._folder}/v").removesuffix(".json"))
+        return LARGEST - int(name.removeprefix(self.prefix).removesuffix(".json"))
 
     def name(self, number: int) -> str:
         """The object's name."""

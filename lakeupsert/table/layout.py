@@ -25,6 +25,7 @@ from lakeupsert.table.lease import Lease
 from lakeupsert.table.ledger import LedgerEntry, check_entry
 from lakeupsert.table.manifest import Manifest, check_manifest
 from lakeupsert.table.snapshot import Snapshot, check_snapshot
+from lakeupsert.table.source import SourceEntry
 from lakeupsert.table.spec import TableSpec, check_spec
 
 HOME = "_lakeupsert"
@@ -96,6 +97,13 @@ class TableObjects:
 
     def __reduce__(self) -> tuple[type["TableObjects"], tuple[ObjectStore]]:
         return TableObjects, (self.store,)
+
+    def source(self, name: str) -> Chain[SourceEntry]:
+        """The landing files of a source, each with the position behind it."""
+        return Chain(self.store, f"{HOME}/sources/{name}/files", "source", SourceEntry, lambda old, new: None)
+
+    def leases_of_source(self, name: str) -> Chain[Lease]:
+        return Chain(self.store, f"{HOME}/sources/{name}/leases", "lease", Lease, lambda old, new: None)
 
     def partition(self, partition: str) -> Chain[Manifest]:
         return Chain(self.store, f"{PARTITIONS}{partition}", "manifest", Manifest, check_manifest)

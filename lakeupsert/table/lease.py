@@ -1,4 +1,4 @@
-"""A lease: which `ingest` process works on a table. It decides who waits, and never what is committed."""
+"""A lease: which process works on a table, or reads a source. It decides who waits, and never what is committed."""
 
 import msgspec
 

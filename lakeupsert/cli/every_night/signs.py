@@ -74,6 +74,12 @@ def _metrics_into(path: Path) -> "WorkerMetrics":
     return WorkerMetrics(path)
 
 
+health_option = click.option(
+    "--health-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="Touch this file every few seconds (for a liveness probe).",
+)
 _OPTIONS = (
     click.option(
         "--grace-seconds",
@@ -83,12 +89,7 @@ _OPTIONS = (
         metavar="S",
         help="After SIGTERM, return unfinished messages to the queue after this many seconds.",
     ),
-    click.option(
-        "--health-file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="PATH",
-        help="Touch this file every few seconds (for a liveness probe).",
-    ),
+    health_option,
     click.option(
         "--metrics-file",
         type=click.Path(dir_okay=False, path_type=Path),

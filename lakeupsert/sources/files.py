@@ -1,0 +1,148 @@
+"""The landing files of one source, and its position behind each.
+
+Reads     the source's chain; its head's landing file and, if that is gone, the ledger
+Writes    an entry with the position, then the landing file, both by a create; a lease
+Repeat    safe: rows and position count together, when the landing file is there
+
+    begin: head -- its file is there, or a batch took it --> its position `after`
+             '--- otherwise --> create an EMPTY file of that name --> its position `before`
+    land:  entry -- lost --> another process has taken over
+             '--- won --> landing file -- taken, and empty --> the same
+
+So a process that stalls between the two creates finds its place taken, and what it read is read again by its successor.
+"""
+
+import hashlib
+
+from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.pipeline.append.landing_dates import received_on
+from lakeupsert.pipeline.leadership import Leadership
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.retries import LEADER_SECONDS, SENDS, SOURCE_ENTRIES_SECONDS
+from lakeupsert.storage import StoreUnavailableError, UnknownOutcomeError, can_commit, open_store
+from lakeupsert.table.chain import Chain, Link, sends
+from lakeupsert.table.source import SourceEntry
+
+_TRIM_EVERY = 1000
+
+
+class SourceFiles:
+    """Writes the landing files of one source of a table, `<source>/<number><ending>`.
+
+    Call `lead` until it is true, then `begin`, then `land` and `lead` in turns. After an error, begin again.
+
+    Attributes:
+        leadership: which of several processes works on the source. It decides who waits, and never what counts.
+
+    Raises ConfigurationError if it can't land files in the table's landing zone.
+    """
+
+    def __init__(self, table: OpenTable, source: str, ending: str, leader_seconds: float = LEADER_SECONDS) -> None:
+        address, pattern = table.settings.landing, table.settings.landing_dates
+        if not can_commit(address) or received_on(f"{source}/x", pattern) is None:
+            why = f"`landing_dates` is {pattern}" if pattern else f"the landing zone {address} can only be read"
+            raise ConfigurationError(
+                "source-without-landing",
+                f"Source {source!r} can't land files for table {table.name!r}: {why}.",
+                next="name another table, or give this one a landing zone without dates that can be written to",
+            )
+        self._table, self._source, self._ending = table, source, ending
+        self._landing = open_store(address)
+        self._chain: Chain[SourceEntry] = table.history.objects.source(source)
+        self._head: Link[SourceEntry] | None = None
+        self._position: str | None = None
+        self.leadership = Leadership(table.history.objects, leader_seconds, source)
+
+    def begin(self) -> str | None:
+        """The position behind all that counts; None: nothing was read yet.
+
+        A file that another process has not created by now never counts.
+        """
+        self._head = self._chain.head()
+        file = None if self._head else next(iter(self._landing.list(f"{self._source}/", limit=1)), None)
+        if file is not None:
+            self._head = self._chain.head()  # another process may have begun between the two calls
+            if self._head is None:
+                raise self._position_lost(file.name)
+        if self._head is not None:
+            entry = self._head.body
+            self._position = entry.after if self._counts(entry) else entry.before
+            self._trim()
+        return self._position
+
+    def land(self, data: bytes, after: str) -> None:
+        """Make the rows of a file durable, and with them the position behind them. Without ``data``, only the position.
+
+        Raises TryAgainError (``source-taken``) if another process has taken over: nothing of this file counts then.
+        """
+        number = (self._head.body.files if self._head else 0) + bool(data)
+        entry = SourceEntry(
+            files=number,
+            file=f"{self._source}/{number:012}{self._ending}" if data else "",
+            size=len(data),
+            sha256=hashlib.sha256(data).hexdigest() if data else "",
+            before=self._position,
+            after=after,
+        )
+        won = self._chain.append(entry, self._head).link
+        if won is None or not self._create(entry, data):
+            raise self._taken()
+        self._head, self._position = won, after
+        if won.number % _TRIM_EVERY == 0:
+            self._trim()
+
+    def _counts(self, entry: SourceEntry) -> bool:
+        """Whether the file of the head counts. If not, it never will: an empty file has its name."""
+        if not entry.file:
+            return True
+        found = self._landing.head(entry.file)
+        if found is None and self._was_taken(entry):
+            return True
+        return not self._create(entry, b"") if found is None else found.size > 0
+
+    def _was_taken(self, entry: SourceEntry) -> bool:
+        """Whether a batch took the file before somebody removed it."""
+        head = self._table.history.newest_entry()
+        batches = self._table.history.headers(head.number) if head else []
+        return any((file.path, file.sha256) == (entry.file, entry.sha256) for batch in batches for file in batch.files)
+
+    def _create(self, entry: SourceEntry, data: bytes) -> bool:
+        """Create the landing file. False: another process has created it, with other content."""
+        if not entry.file:
+            return True
+        for _ in sends():
+            try:
+                if self._landing.create(entry.file, data):
+                    return True
+            except UnknownOutcomeError:
+                pass
+            found = self._landing.head(entry.file)
+            if found is not None:
+                return (found.size > 0) == (len(data) > 0)
+        raise StoreUnavailableError(
+            "store-unreachable",
+            f"{self._landing.uri(entry.file)}: {SENDS} attempts to create it got no answer.",
+            next="start the command again; it finds out what happened",
+        )
+
+    def _taken(self) -> TryAgainError:
+        return TryAgainError(
+            "source-taken",
+            f"Another process has taken over source {self._source!r}. It reads again the rows that this one had not landed.",
+            next="start only one process for a source, or let this one wait by starting it again",
+        )
+
+    def _position_lost(self, file: str) -> ConfigurationError:
+        source, name = self._source, self._table.name
+        return ConfigurationError(
+            "position-lost",
+            f"{self._landing.uri(file)} is a landing file of source {source!r}, and table {name!r} has no position of that "
+            "source. A new snapshot would not say which rows were deleted since.",
+            next=f"copy `_lakeupsert/sources/{source}` from the folder of the table that had it, or rename the source",
+        )
+
+    def _trim(self) -> None:
+        """Delete entries that are so much older than the head that no stalled process may still write after them."""
+        listed = list(self._table.resources.store.list(self._chain.prefix))
+        old = [one.name for one in listed if listed[0].modified - one.modified > SOURCE_ENTRIES_SECONDS]
+        self._table.resources.store.delete(old)
