@@ -171,29 +171,45 @@ def _runs(
     # Repeated text is small in the file and large in memory. Our own row groups were cut by their size in memory.
     rows = min(rows, max((g.num_rows for g in groups), default=1) * total // read)
     begins = [0, *itertools.accumulate(g.num_rows for g in groups)]
-    wanted = [i for i, group in enumerate(groups) if all(_may_hold(group, *one) for one in (near or {}).items())]
+    wanted = [*range(len(groups))]
+    for name, values in (near or {}).items():
+        wanted = [i for i, may in zip(wanted, _may_hold([groups[i] for i in wanted], name, values), strict=True) if may]
     runs = [[i for _, i in run] for _, run in itertools.groupby(enumerate(wanted), lambda pair: pair[1] - pair[0])]
     return rows, [(begins[run[0]], [first + i for i in run]) for run in runs]
 
 
 def _bytes_of(groups: list[pq.RowGroupMetaData], columns: set[str]) -> int:
     """Uncompressed bytes of these columns."""
-    chunks = (group.column(i) for group in groups for i in range(group.num_columns))
-    return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.partition(".")[0] in columns)
+    read = [at for at, path in enumerate(_paths(groups)) if path.partition(".")[0] in columns]
+    return sum(group.column(at).total_uncompressed_size for group in groups for at in read)
 
 
-def _may_hold(group: pq.RowGroupMetaData, name: str, values: pa.Array | slice) -> bool:
-    """Whether a row group may contain one of the values, judged by its statistics."""
-    if not isinstance(values, slice) and not any(is_one(values.type) for is_one in _COMPARED_BY_STATISTICS):
-        return True
-    column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == name)
-    statistics = column.statistics
-    if statistics is None or not statistics.has_min_max:
-        return True
+def _paths(groups: list[pq.RowGroupMetaData]) -> list[str]:
+    """The columns of a file, as its footer names them."""
+    return [groups[0].column(at).path_in_schema for at in range(groups[0].num_columns)] if groups else []
+
+
+def _may_hold(groups: list[pq.RowGroupMetaData], name: str, values: pa.Array | slice) -> Iterator[bool]:
+    """Whether each row group of a file may contain one of the values, judged by its statistics."""
     if isinstance(values, slice):
-        return bool(statistics.min <= values.stop and statistics.max >= values.start)
-    low, high = (pa.scalar(value, values.type) for value in (statistics.min, statistics.max))
-    return bool(pc.any(pc.and_(pc.greater_equal(values, low), pc.less_equal(values, high))).as_py())
+        low, high = values.start, values.stop
+    elif any(is_one(values.type) for is_one in _COMPARED_BY_STATISTICS):
+        low, high = pc.min_max(values).as_py().values()
+    else:
+        yield from itertools.repeat(True, len(groups))
+        return
+    at = _paths(groups).index(name) if groups else 0
+    for statistics in (group.column(at).statistics for group in groups):
+        if statistics is None or not statistics.has_min_max:
+            yield True
+        elif low is None or statistics.min > high or statistics.max < low:
+            yield False  # most groups of a large file, if keys lie side by side
+        elif isinstance(values, slice):
+            yield True
+        else:
+            least, greatest = (pa.scalar(value, values.type) for value in (statistics.min, statistics.max))
+            among = pc.and_(pc.greater_equal(values, least), pc.less_equal(values, greatest))
+            yield bool(pc.any(among).as_py())
 
 
 @contextmanager

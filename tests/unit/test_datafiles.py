@@ -1,13 +1,17 @@
 """Our own files: how their columns are written."""
 
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from lakeupsert.rows import datafiles
 from lakeupsert.rows.filewriter import DataFileWriter, Footer
 from lakeupsert.storage import LocalStore
+from lakeupsert.table.manifest import DataFile
 
 ROWS = 1000
 
@@ -50,3 +54,30 @@ def test_columns_of_narrow_decimals_are_counted(tmp_path: Path) -> None:
     group = pq.ParquetFile(tmp_path / "base.parquet").metadata.row_group(0)
     assert group.num_rows == ROWS
     assert all(group.column(i).dictionary_page_offset is not None for i in range(2))
+
+
+@pytest.mark.parametrize("type_", [pa.int32(), pa.uint64(), pa.string(), pa.large_string(), pa.date32()], ids=str)
+def test_row_groups_are_read_that_may_hold_a_value(tmp_path: Path, type_: pa.DataType) -> None:
+    """Group n has 100 n to 100 n + 90: both ends are in it, and what lies between two groups is in none."""
+
+    def typed(numbers: Sequence[int]) -> pa.Array:
+        if pa.types.is_string(type_) or pa.types.is_large_string(type_):
+            return pa.array([f"{n:04}" for n in numbers], type_)
+        return pa.array(numbers, pa.int32()).cast(type_)
+
+    each, path = datafiles.FEW_ROWS // 4, tmp_path / "base.parquet"
+    numbers = [100 * group + n * 90 // (each - 1) for group in range(10) for n in range(each)]
+    pq.write_table(pa.table({"k": typed(numbers)}), path, row_group_size=each)
+    file = DataFile(name=path.name, rows=len(numbers), bytes=path.stat().st_size)
+    schema = pa.schema([("k", type_), (datafiles.POSITION, pa.int64())])
+
+    def groups(*wanted: int) -> list[int]:
+        """The groups that are read for these values."""
+        blocks = datafiles.stream_file(LocalStore(tmp_path), file, schema, {"k": typed(wanted)})
+        return sorted({at // each for block in blocks for at in block[datafiles.POSITION].to_pylist()})
+
+    assert groups(200) == groups(290) == groups(245, 250) == [2]
+    assert groups(295) == groups(991) == groups() == []
+    assert groups(0, 990) == [0, 9]
+    assert groups(290, 300, 495) == [2, 3]
+    assert groups(195, 600) == [6]
