@@ -134,6 +134,7 @@ def status_result(status: "Status") -> dict[str, object]:
     queue, large = status.queue, status.large_queue
     return {
         **fields(status, *names),
+        "freshness": dataclasses.asdict(status.freshness),
         "lagging": list(status.lagging),
         "queue": msgspec.structs.asdict(queue) if queue else dict.fromkeys(("visible", "leased", "dead")),
         "publishers": publishers_result(status.publishers),
@@ -358,6 +359,7 @@ def status_facts(status: "Status") -> list[Fact]:
         ("snapshot", snapshot),
         *([("host", f"{host_text(status.host)} (last batch)")] if status.host else []),
         ("rows", f"{status.rows:,} in {count(status.partitions, 'partition')}, {size(status.bytes)}"),
+        *freshness_facts(status),
         ("dirty", count(status.dirty, "partition") if status.dirty else "none"),
         ("lagging", short_list(status.lagging) if status.lagging else "none"),
         ("failed", short_list(tuple(status.failed)) if status.failed else "none"),
@@ -370,6 +372,17 @@ def status_facts(status: "Status") -> list[Fact]:
             (name, "not known" if standing.behind is None else f"{count(standing.behind, 'snapshot')} behind")
             for name, standing in status.publishers.items()
         ),
+    ]
+
+
+def freshness_facts(status: "Status") -> list[Fact]:
+    found = status.freshness
+    ages = sorted(((one.age_seconds, name) for name, one in found.sources.items()), key=lambda one: -(one[0] or 0))
+    sources = short_list([f"{name} {'none' if age is None else duration(age)}" for age, name in ages])
+    return [
+        ("newest data", "none" if found.age_seconds is None else f"{duration(found.age_seconds)} old"),
+        *([("of sources", sources)] if sources else []),
+        *([("held back by", found.held_text)] if found.held_by else []),
     ]
 
 

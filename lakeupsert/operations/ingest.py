@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from lakeupsert import clock
 from lakeupsert.config import is_remote
-from lakeupsert.errors import TryAgainError
+from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.operations.run import show
 from lakeupsert.pipeline.append.append import append
 from lakeupsert.pipeline.append.commit import AppendResult
@@ -66,7 +66,7 @@ def ingest(table: OpenTable, options: IngestOptions) -> None:
     and `publish`; a batch that was committed before is merged and published by the next process.
     """
     rounds, stop = _Rounds(table, options), options.stop or Stop()
-    begun, failures = clock.elapsed(), 0
+    begun, failures, ended_by = clock.elapsed(), 0, ""
     try:
         while not stop.is_set() and (options.max_seconds is None or clock.elapsed() - begun < options.max_seconds):
             options.alive()
@@ -82,9 +82,12 @@ def ingest(table: OpenTable, options: IngestOptions) -> None:
                 rounds.warn(f"{e.message} It tries again until that ends.")
             stop.wait(max(0.0, pause - (clock.elapsed() - looked_at)))
         rounds.publish_rest()
+    except LakeupsertError as e:
+        ended_by = e.code
+        raise
     finally:
         with suppress(TryAgainError):  # then the next process waits until the lease is old
-            rounds.leadership.release()
+            rounds.leadership.release(ended_by)
 
 
 class _Rounds:

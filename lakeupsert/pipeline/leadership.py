@@ -49,22 +49,22 @@ class Leadership:
             self._seen, self._changed_at = newest, clock.elapsed()
         alive = newest is not None and not newest.body.released and clock.elapsed() - self._changed_at < self._seconds
         if not alive or self.leads:
-            self._append(newest, released=False)
+            self._append(newest, Lease(holder=self._me))
         self.leader = self._seen.body.holder if self._seen else None
         return self.leads
 
-    def release(self) -> None:
-        """Let another process lead without waiting."""
+    def release(self, ended_by: str = "") -> None:
+        """Let another process lead without waiting. ``ended_by``: the code of the error that ends this one."""
         if self.leads:
-            self._append(self._seen, released=True)
+            self._append(self._seen, Lease(holder=self._me, released=True, ended_by=ended_by))
             self._mine = None
 
     @property
     def leads(self) -> bool:
         return self._seen is not None and self._seen.write_id == self._mine
 
-    def _append(self, newest: Link[Lease] | None, *, released: bool) -> None:
-        won = self._chain.append(Lease(holder=self._me, released=released), newest).link
+    def _append(self, newest: Link[Lease] | None, lease: Lease) -> None:
+        won = self._chain.append(lease, newest).link
         if won is None:
             return
         self._seen, self._mine, self._changed_at = won, won.write_id, clock.elapsed()

@@ -66,6 +66,7 @@ def _tiles(data: ReportData) -> list[tuple[str, str, str | None]]:
     messages = (None, None, None) if queue is None else (queue.visible, queue.leased, queue.dead)
     return [
         ("newest data", "none" if data.age is None else _age(data.age), None),
+        ("held back by", status.freshness.held_text or "nothing", "warn" if status.freshness.held_by else None),
         ("rows", f"{status.rows:,}", None),
         ("partitions", f"{status.partitions:,}", None),
         ("size", size(status.bytes), None),

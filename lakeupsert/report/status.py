@@ -1,6 +1,6 @@
 """The current state of a table, and what is still to do. Its texts are in `cli/output`.
 
-Reads     the last snapshot, the ledger, the heads of unpublished partitions, the counts of the queue
+Reads     the last snapshot, the ledger, the heads of unpublished partitions, the counts of the queue, what `freshness` reads
 Repeat    cheap on the same `OpenTable`: reads only what is new since the last call, and lists each unpublished partition
 """
 
@@ -18,6 +18,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import PublisherStanding, standings
 from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.queue import QueueStats
+from lakeupsert.report.freshness import Freshness, freshness
 from lakeupsert.table.ledger import ChosenHost, find_quarantined
 from lakeupsert.table.snapshot import Snapshot
 
@@ -45,6 +46,7 @@ class Status:
         skipped: records of all batches that are not the table's rows, by kind.
         quarantined: refused rows of batches that count, without those that a replay has appended.
         publishers: how far each publisher is.
+        freshness: how old the newest data are that readers see, and what holds newer data back.
         host: where the landing files of the newest batch were read; None: it had none.
         warnings: problems that stop nothing, for people.
     """
@@ -67,6 +69,7 @@ class Status:
     quarantined: int
     publishers: dict[str, PublisherStanding]
     skipped: dict[str, int]
+    freshness: Freshness
     host: ChosenHost | None = None
     warnings: tuple[str, ...] = ()
 
@@ -118,6 +121,7 @@ def status(table: OpenTable) -> Status:
         quarantined=sum(f.rows for f in find_quarantined(headers)),
         publishers=standings(table),
         skipped=dict(sum((Counter(entry.skipped) for entry in headers), Counter[str]())),
+        freshness=freshness(table, headers, body.batch if snapshot else -1, behind, failed),
         host=next((entry.host for entry in reversed(headers) if entry.kind == "batch"), None),
         warnings=(
             *without_operations(table, headers),

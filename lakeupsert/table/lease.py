@@ -9,7 +9,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         holder: the process, for people.
         released: it has ended, and anybody may lead.
+        ended_by: the code of the error that ended it.
     """
 
     holder: str
     released: bool = False
+    ended_by: str = ""

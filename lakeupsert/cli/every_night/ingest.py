@@ -1,14 +1,13 @@
 """`lakeupsert ingest`: batches that follow each other within seconds."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.every_night.signs import signs_of_life, signs_options
+from lakeupsert.cli.every_night.signs import Signs, signs_of_life, signs_options
 from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import log_option
 from lakeupsert.cli.problems import append_warnings, merge_error, publish_warnings, quarantine_warning
@@ -74,7 +73,7 @@ def ingest(
 
     def work_on(table: "Table") -> Answer:
         signs.watch(table)
-        return _ingest(call, table, alive=signs.alive, **options)
+        return _ingest(call, table, signs, **options)
 
     with signs_of_life(health_file, metrics_file) as signs:
         return for_each_table(call, work_on, concurrently=True)
@@ -128,10 +127,16 @@ class _Account:
             del self.warnings[next(iter(self.warnings))]
 
 
-def _ingest(call: Call, table: "Table", *, alive: Callable[[], object], **options: "Unpack[IngestFlags]") -> Answer:
+def _ingest(call: Call, table: "Table", signs: Signs, **options: "Unpack[IngestFlags]") -> Answer:
     account = _Account(call, table)
+
+    def collect(result: "AppendResult | PartitionResult | PublishResult") -> None:
+        account.add(result)
+        if result is account.published:
+            signs.look(table)
+
     with call.stoppable() as stop:
-        table.ingest(**options, stop=stop, alive=alive, collect=account.add, warn=account.warn)
+        table.ingest(**options, stop=stop, alive=signs.alive, collect=collect, warn=account.warn)
     published = account.published
     sums = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in account.batches.items() if number)
     facts = [("appended", sums or "nothing"), *output.totals_facts(account.merges)]

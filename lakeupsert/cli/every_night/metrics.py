@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 WRITE_SECONDS = 1.0
 """How long a file is left as it is. Prometheus looks every 15 seconds or so."""
 
+LOOK_SECONDS = 15.0
+"""How often a table's freshness is read: about as often as Prometheus looks. Shorter: more requests to an idle table."""
+
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
@@ -46,6 +49,10 @@ _FAMILIES: Mapping[str, tuple[type[Family], str]] = {
         GaugeMetricFamily,
         "When this worker last published a snapshot; 0: never.",
     ),
+    "newest_batch_timestamp_seconds": (
+        GaugeMetricFamily,
+        "When the newest batch that readers see was received; 0: none, or not known.",
+    ),
 }
 """By their names after `lakeupsert_`, kind and help. Prometheus adds `_total` to the names of counters."""
 
@@ -57,6 +64,9 @@ class _Figures:
     values: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     failed: set[str] = field(default_factory=set)
     requests: Counter[str] = field(default_factory=Counter)
+    held_by: Mapping[str, int] = field(default_factory=dict)
+    sources: Mapping[str, float] = field(default_factory=dict)
+    """When the newest batch of each was received."""
 
 
 class WorkerMetrics(Collector):
@@ -66,6 +76,7 @@ class WorkerMetrics(Collector):
         self._path = path
         self._tables: dict[str, _Figures] = {}
         self._lock = threading.Lock()
+        self._looked_at: dict[str, float] = {}
         self._written, self._written_at = True, float("-inf")
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -101,6 +112,18 @@ class WorkerMetrics(Collector):
             if isinstance(event, Work):
                 figures.requests.update(event.requests)
 
+    def look(self, table: "Table") -> None:
+        """Read the table's freshness, at most every `LOOK_SECONDS`. Call it in the thread that uses the table."""
+        if clock.elapsed() - self._looked_at.get(table.name, float("-inf")) < LOOK_SECONDS:
+            return
+        found, now = table.status().freshness, clock.now().timestamp()
+        with self._lock:
+            figures, self._looked_at[table.name] = self._tables[table.name], clock.elapsed()
+            figures.held_by, ages = found.held_by, {s: one.age_seconds for s, one in found.sources.items()}
+            figures.sources = {source: now - age for source, age in ages.items() if age is not None}
+            if found.age_seconds is not None:
+                figures.values["newest_batch_timestamp_seconds"] = now - found.age_seconds
+
     def collect(self) -> Iterator[Family]:
         for name, (kind, help_) in _FAMILIES.items():
             family = kind(f"lakeupsert_{name}", help_, labels=["table"])
@@ -110,10 +133,19 @@ class WorkerMetrics(Collector):
         requests = CounterMetricFamily(
             "lakeupsert_requests", "Requests to the stores of tables, by kind.", labels=["table", "kind"]
         )
+        held = GaugeMetricFamily(
+            "lakeupsert_held_back", "How many of each hold newer rows back from readers.", labels=["table", "cause"]
+        )
+        sources = GaugeMetricFamily(
+            "lakeupsert_newest_source_batch_timestamp_seconds",
+            "When the newest batch of landing files below this folder that readers see was received.",
+            labels=["table", "source"],
+        )
         for table, figures in self._tables.items():
-            for call, number in figures.requests.items():
-                requests.add_metric([table, call], number)
-        yield requests
+            for family, values in ((requests, figures.requests), (held, figures.held_by), (sources, figures.sources)):
+                for label, value in values.items():
+                    family.add_metric([table, label], value)
+        yield from (requests, held, sources)
 
     def tick(self) -> None:
         """Write the file, if it was not written just now."""

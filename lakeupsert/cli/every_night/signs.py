@@ -41,6 +41,11 @@ class Signs:
         if self._metrics is not None:
             self._metrics.watch(table)
 
+    def look(self, table: "Table") -> None:
+        """Read the table's freshness for the metrics. Call it in the thread that uses the table."""
+        if self._metrics is not None:
+            self._metrics.look(table)
+
     def alive(self) -> None:
         if self._health_file is not None:
             self._health_file.touch()

@@ -314,8 +314,8 @@ def _refuse_unadopted(table: OpenTable) -> None:
             )
 
 
-def list_landing(table: OpenTable) -> Iterator[ObjectInfo]:
-    """All files of the landing zone. Raises ConfigurationError if it is missing."""
+def list_landing(table: OpenTable, limit: int | None = None) -> Iterator[ObjectInfo]:
+    """All files of the landing zone, or the first ``limit``. Raises ConfigurationError if it is missing."""
     landing = open_landing(table.settings.landing)
     if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
         raise ConfigurationError(
@@ -323,7 +323,7 @@ def list_landing(table: OpenTable) -> Iterator[ObjectInfo]:
             f"The landing zone {landing.root} of table {table.name!r} {no_folder(Path(landing.root))}.",
             next=f"create it, or correct `landing` in [tables.{table.name}]",
         )
-    return table.resources.landing.list("")
+    return table.resources.landing.list("", limit=limit)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,128 @@
+"""How old the newest data are that readers see, and what holds newer data back. A part of `status`.
+
+Reads     what `status` has read; the first names in the landing zone; the newest lease of `ingest` if something is held back
+Writes    nothing
+Repeat    safe
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+from lakeupsert import clock
+from lakeupsert.errors import LakeupsertError
+from lakeupsert.phrases import duration
+from lakeupsert.pipeline.append.discover import is_landing_file, list_landing
+from lakeupsert.pipeline.append.landing_dates import received_on
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.retries import LEADER_SECONDS
+from lakeupsert.storage import NotFoundError, ObjectInfo
+from lakeupsert.table.ledger import LedgerEntry, active_batches, taken_files_by_path
+
+LISTED = 1000
+"""How many names of the landing zone are looked at: S3 gives as many for one request."""
+_SOURCE = re.compile(r"[^/=]*[^\W\d_][^/=]*(?=/)")
+"""The first folder of a path, if it has a letter and is not like `day=2020-01-01`: other folders are dates."""
+
+
+@dataclass(frozen=True)
+class SourceFreshness:
+    """As `Freshness`, for landing files below one folder."""
+
+    age_seconds: float | None
+    waiting_files: int
+    unpublished_batches: int
+
+
+@dataclass(frozen=True)
+class Freshness:
+    """How old the newest data are that readers see.
+
+    Attributes:
+        age_seconds: since the newest batch that readers see was received; None: they see none.
+        held_by: how many ``waiting_files`` (that no batch took), ``unmerged_partitions``, ``failed_partitions`` and
+            ``unpublished_batches`` hold newer data back. If something does and the last `ingest` has ended, ``no_leader`` (1)
+            or the code of the error that ended it, for example ``quarantine-limit`` (1).
+        oldest_waiting_seconds: the age of the oldest waiting file, by the store's clock.
+        sources: by the first folder of landing files. Folders of dates do not count.
+    """
+
+    age_seconds: float | None
+    held_by: Mapping[str, int]
+    oldest_waiting_seconds: float | None
+    sources: Mapping[str, SourceFreshness]
+
+    @property
+    def held_text(self) -> str:
+        """`held_by` for people, for example ``waiting files: 2 (oldest 5.0 s), no leader: 1``."""
+        texts = {cause: f"{cause.replace('_', ' ')}: {number:,}" for cause, number in self.held_by.items()}
+        if self.oldest_waiting_seconds is not None:
+            texts["waiting_files"] += f" (oldest {duration(self.oldest_waiting_seconds)})"
+        return ", ".join(texts.values())
+
+
+def freshness(
+    table: OpenTable, headers: Sequence[LedgerEntry], shown: int, behind: Mapping[str, bool], failed: Mapping[str, str]
+) -> Freshness:
+    """Judge by what `status` found: ``headers`` of the ledger, the batch ``shown`` (-1: none), and partitions as in `Status`."""
+    batches = sorted(active_batches(enumerate(headers)), reverse=True)
+    seen = [n for n in batches if n <= shown] or [0] * (shown >= 0)
+    later = [n for n in batches if n > shown]
+    waiting = _waiting(table, headers)
+    held = {
+        "waiting_files": len(waiting),
+        "unmerged_partitions": sum(dirty and partition not in failed for partition, dirty in behind.items()),
+        "failed_partitions": len(failed),
+        "unpublished_batches": len(later),
+    }
+    if any(held.values()) and (cause := _why_nobody_leads(table)):
+        held[cause] = 1
+    now = clock.now().timestamp()
+    return Freshness(
+        age_seconds=_age(headers[seen[0]]) if seen else None,
+        held_by={cause: number for cause, number in held.items() if number},
+        oldest_waiting_seconds=max((max(0.0, now - one.modified) for one in waiting), default=None),
+        sources={} if table.settings.landing_dates else _sources(headers, seen, later, waiting),
+    )
+
+
+def _age(entry: LedgerEntry) -> float:
+    return max(0.0, (clock.now() - entry.received).total_seconds())
+
+
+def _waiting(table: OpenTable, headers: Sequence[LedgerEntry]) -> list[ObjectInfo]:
+    taken = taken_files_by_path(headers)
+    with suppress(LakeupsertError, OSError):  # readers need no right for the landing zone
+        listed = [] if table.declaration.by_folder else [*list_landing(table, limit=LISTED)]
+        pattern = table.settings.landing_dates
+        files = (one for one in listed if is_landing_file(one.name) and received_on(one.name, pattern) is not None)
+        return [one for one in files if not any(one.is_same(k.size, k.etag) for k in taken.get(one.name, ()))]
+    return []
+
+
+def _why_nobody_leads(table: OpenTable) -> str:
+    """As `Freshness.held_by`; nothing if a process leads, or none ever did: then `run` or workers do the work."""
+    with suppress(NotFoundError):  # its successor was appended meanwhile
+        lease = table.history.objects.leases.head()
+        silent = lease and (clock.now() - datetime.fromisoformat(lease.written_at)).total_seconds()
+        if lease and silent and (lease.body.released or silent > LEADER_SECONDS):
+            return lease.body.ended_by or "no_leader"
+    return ""
+
+
+def _sources(
+    headers: Sequence[LedgerEntry], seen: Sequence[int], later: Sequence[int], waiting: Sequence[ObjectInfo]
+) -> dict[str, SourceFreshness]:
+    """``seen`` and ``later``: batches in descending order."""
+    ages = {source: _age(headers[n]) for n in reversed(seen) for source in _named(f.path for f in headers[n].files)}
+    unpublished = Counter(source for n in later for source in {*_named(f.path for f in headers[n].files)})
+    waits = Counter(_named(one.name for one in waiting))
+    names = sorted(ages.keys() | unpublished.keys() | waits.keys())
+    return {name: SourceFreshness(ages.get(name), waits[name], unpublished[name]) for name in names}
+
+
+def _named(paths: Iterable[str]) -> list[str]:
+    return [found[0] for path in paths if (found := _SOURCE.match(path))]
