@@ -192,7 +192,7 @@ build/docs/.installed: site/requirements.txt
 test-crash: setup ## kills real processes at every step; many minutes
 	@$(BIN)/pytest -m crash
 
-test-damage: setup ## every object of six small tables missing, empty, cut, and with 64 single bits changed; half an hour
+test-damage: setup ## every object of six small tables missing, empty, cut, and with 64 single bits changed; an hour
 	@DAMAGE_FLIPS=64 $(BIN)/pytest -s tests/fault/test_damage.py
 
 test-random: setup ## random tables, feeds and state machines with thirty times the examples of `make test`; two hours

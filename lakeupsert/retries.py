@@ -88,6 +88,11 @@ third of this. Longer: what a killed leader left waits longer. Shorter than a pa
 WHOLE_SECONDS = 60.0
 """How often `ingest` looks at the whole table, for what others appended, left unmerged or could not publish. Longer: such batches
 wait longer. Shorter: more requests, and a partition that can never be merged is tried more often."""
+LONGEST_FAILED_SECONDS = 3600.0
+"""Longest pause before that look tries a partition again that can't be merged; the first is `WHOLE_SECONDS`. A batch that touches
+it tries it immediately. Longer: a partition that somebody mended waits longer. Shorter: more dead letters."""
+REMIND_SECONDS, KEPT_WARNINGS = 600.0, 100
+"""How often `ingest` repeats a warning, and how many it knows. Longer: it is silent about a cause that has come again."""
 LONGEST_AWAY_SECONDS = 60.0
 """Longest pause before `ingest` asks a store again that did not answer: it comes back within a minute of the store."""
 SOURCE_ENTRIES_SECONDS = 86_400.0

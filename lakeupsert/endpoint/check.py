@@ -1,6 +1,7 @@
-"""Whether `append` would take each row of a body, and Arrow's streams as Parquet files."""
+"""Whether `append` would take each row of a body, its columns in the table, and Arrow's streams as Parquet files."""
 
 import io
+import logging
 from dataclasses import replace
 from itertools import islice
 
@@ -13,9 +14,14 @@ from lakeupsert.landing.files import Reader, Survey, required_columns
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.registry import readable_format
 from lakeupsert.phrases import count
+from lakeupsert.pipeline.append.discover import refuse_unadopted
 from lakeupsert.pipeline.append.next_spec import plan_spec
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.table.chain import LOST, Lost, until_won
 from lakeupsert.table.ledger import next_stamp
+from lakeupsert.table.spec import TableSpec
+
+log = logging.getLogger(__name__)
 
 _MOST_ROWS = 10_000_000
 """Rows of a body. A few bytes of Parquet can repeat a row a billion times."""
@@ -35,25 +41,40 @@ def as_parquet(stream: bytes) -> bytes:
     return sink.getvalue()
 
 
-def check_rows(table: OpenTable, path: str, data: bytes) -> None:
-    """Raise RefusedError if `append` would refuse this landing file, or a row of it. Columns may come and grow.
+def accept_rows(table: OpenTable, path: str, data: bytes) -> None:
+    """Raise RefusedError if `append` would refuse this landing file, or a row of it.
 
-    No other thread may use the table meanwhile.
+    Columns may come and grow. Then the spec that has them is appended, and creates a new table: no other batch or server can give
+    them other types before `append` takes this one. No other thread may use the table meanwhile.
     """
-    try:
-        _check(table, LandingInput(path, len(data), "", place=0), data)
-    except UnreadableFileError as e:
-        raise _unfit(e.reason) from e
-    except ConfigurationError as e:
-        raise _unfit(e.message) from e
+    file, specs = LandingInput(path, len(data), "", place=0), table.history.objects.specs
+
+    def attempt() -> Lost | None:
+        head = table.history.head_spec()
+        if head is None:
+            refuse_unadopted(table)
+        try:
+            spec, warnings = _plan(table, head.body if head else None, file, data)
+        except UnreadableFileError as e:
+            raise _unfit(e.reason) from e
+        except (ConfigurationError, RefusedError) as e:
+            raise _unfit(e.message) from e
+        if head is not None and spec is head.body:
+            return None
+        for warning in warnings:
+            log.warning("%s: %s", table.name, warning)
+        return None if specs.append(spec, head).result == "won" else LOST
+
+    until_won(table.resources.store.uri(), attempt)
 
 
-def _check(table: OpenTable, file: LandingInput, data: bytes) -> None:
-    reading, head = table.history.reading, table.history.head_spec()
-    known, kind = head.body if head else None, readable_format(file, reading)
+def _plan(table: OpenTable, known: TableSpec | None, file: LandingInput, data: bytes) -> tuple[TableSpec, list[str]]:
+    """The spec that a batch of this file is written under, and warnings. Raises UnreadableFileError if it refuses a row."""
+    reading = table.history.reading
+    kind = readable_format(file, reading)
     reader = Reader.of(pa.BufferReader(data), file, kind, reading)
     columns = replace(reader.columns(known and known.schema, table.declaration.text_columns), dominant_types={})
-    spec, _ = plan_spec(table, known, [Survey(path=file.path, typed=kind.typed, **vars(columns))])
+    spec, warnings = plan_spec(table, known, [Survey(path=file.path, typed=kind.typed, **vars(columns))])
     rules = RowRules(spec, next_stamp(None), table=table.name, envelope=reading.envelope)
     contents = Reader.of(pa.BufferReader(data), file, kind, reading).blocks(required_columns(spec))
     rows = refused = 0
@@ -65,10 +86,11 @@ def _check(table: OpenTable, file: LandingInput, data: bytes) -> None:
             where = f"row {row['position']}" if row["line"] is None else f"line {row['line']}"
             reasons.append(f"{where}: {row['reason']}")
         if rows + refused > _MOST_ROWS:
-            raise _unfit(f"The body has more than {_MOST_ROWS:,} rows.")
+            raise UnreadableFileError(file.path, f"The body has more than {_MOST_ROWS:,} rows.")
     if refused or not rows:
         found = f"Table {table.name!r} would refuse {count(refused, 'row')}: {' '.join(reasons)}"
-        raise _unfit(found if refused else "The body has no row.")
+        raise UnreadableFileError(file.path, found if refused else "The body has no row.")
+    return spec, warnings
 
 
 def _unfit(why: str) -> RefusedError:

@@ -9,7 +9,7 @@ Repeat    safe: the process keeps nothing that the table does not have, so after
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from lakeupsert import clock
 from lakeupsert.config import is_remote
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.operations.run import show
+from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.append import append
 from lakeupsert.pipeline.append.commit import AppendResult
 from lakeupsert.pipeline.append.discover import AppendOptions, is_landing_file, list_landing
@@ -27,7 +28,15 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
-from lakeupsert.retries import LEADER_SECONDS, LONGEST_AWAY_SECONDS, WHOLE_SECONDS
+from lakeupsert.retries import (
+    KEPT_WARNINGS,
+    LEADER_SECONDS,
+    LONGEST_AWAY_SECONDS,
+    LONGEST_FAILED_SECONDS,
+    REMIND_SECONDS,
+    TICK_SECONDS,
+    WHOLE_SECONDS,
+)
 from lakeupsert.storage import ObjectInfo, can_commit
 
 log = logging.getLogger(__name__)
@@ -43,9 +52,11 @@ class IngestOptions:
         publish_seconds: the longest time between a merge and the snapshot that shows it. 0: publish after each batch.
         max_seconds: end after the first batch that ends later than this; None: no limit.
         stop: once set, the merges that run are finished and published, and no others are begun.
-        alive: called before each look, and every few seconds while it merges, also in another thread.
+        calls_at_once: how many calls run in threads of this process; each takes its share of the memory.
+        alive: called before each look, and every few seconds while it merges or waits, also in another thread.
+        trouble: takes the reason why a look failed, before the next one, and "" after one that did not fail.
         collect: takes each result as soon as it is there. None is kept.
-        warn: takes each warning once.
+        warn: takes each warning once in `REMIND_SECONDS`.
         leader_seconds: how long the leading process may give no sign before another one takes over.
     """
 
@@ -53,10 +64,28 @@ class IngestOptions:
     publish_seconds: float = 0.0
     max_seconds: float | None = None
     stop: Stop | None = None
+    calls_at_once: int = 1
     alive: Callable[[], object] = lambda: None
+    trouble: Callable[[str], object] = lambda text: None
     collect: Callable[[AppendResult | PartitionResult | PublishResult], object] = lambda result: None
     warn: Callable[[str], None] = log.warning
     leader_seconds: float = LEADER_SECONDS
+
+
+class Warner:
+    """Shows warnings, each once in `REMIND_SECONDS`."""
+
+    def __init__(self, show: Callable[[str], object]) -> None:
+        self._show = show
+        self.shown_at: dict[str, float] = {}
+        """When each of the last `KEPT_WARNINGS` was shown."""
+
+    def __call__(self, text: str) -> None:
+        if clock.elapsed() - self.shown_at.get(text, float("-inf")) >= REMIND_SECONDS:
+            self.shown_at[text] = clock.elapsed()
+            if len(self.shown_at) > KEPT_WARNINGS:
+                del self.shown_at[min(self.shown_at, key=self.shown_at.__getitem__)]
+            self._show(text)
 
 
 def ingest(table: OpenTable, options: IngestOptions) -> None:
@@ -66,21 +95,27 @@ def ingest(table: OpenTable, options: IngestOptions) -> None:
     and `publish`; a batch that was committed before is merged and published by the next process.
     """
     rounds, stop = _Rounds(table, options), options.stop or Stop()
-    begun, failures, ended_by = clock.elapsed(), 0, ""
+    end, failures, ended_by = (
+        clock.elapsed() + (float("inf") if options.max_seconds is None else options.max_seconds),
+        0,
+        "",
+    )
     try:
-        while not stop.is_set() and (options.max_seconds is None or clock.elapsed() - begun < options.max_seconds):
+        while not stop.is_set() and clock.elapsed() < end:
             options.alive()
             pause, looked_at = options.seconds, clock.elapsed()
             try:
                 rounds.go(stop)
-                if failures:
-                    failures = 0
-                    rounds.warned.clear()  # the next time is another one
+                failures = 0
+                options.trouble("")
             except TryAgainError as e:
                 failures += 1
                 pause = min(options.seconds * 2 ** min(failures, 10), LONGEST_AWAY_SECONDS)
+                options.trouble(e.message)
                 rounds.warn(f"{e.message} It tries again until that ends.")
-            stop.wait(max(0.0, pause - (clock.elapsed() - looked_at)))
+            then = min(looked_at + pause, end)
+            while not stop.wait(max(0.0, min(then - clock.elapsed(), TICK_SECONDS))) and clock.elapsed() < then:
+                options.alive()
         rounds.publish_rest()
     except LakeupsertError as e:
         ended_by = e.code
@@ -103,8 +138,12 @@ class _Rounds:
         """Landing files that `append` has looked at, as they were then."""
         self._seen: dict[str, ObjectInfo] = {}
         """The others, as they were at the last look."""
+        self._restless: dict[str, float] = {}
+        """Files that change from look to look, and when the first of these changes was found."""
+        self._failed: dict[str, tuple[float, float]] = {}
+        """Partitions that can't be merged: when the look at the whole table tries the merge again, and after which pause."""
         self._unpublished_since: float | None = None
-        self.warned: set[str] = set()
+        self.warn = options.warn if isinstance(options.warn, Warner) else Warner(options.warn)
 
     def go(self, stop: Stop) -> None:
         is_time = clock.elapsed() - self._looked_at >= WHOLE_SECONDS
@@ -117,10 +156,12 @@ class _Rounds:
         if appended or owed:
             if owed:
                 self._looked_at = clock.elapsed()
-                send_missing(self._table)
+                send_missing(self._table, lambda p: self._failed.get(p, (0.0,))[0] <= self._looked_at)
             if self._unpublished_since is None:
                 self._unpublished_since = clock.elapsed()
-            drain_queues(self._table, DrainOptions(stop=stop, alive=self._beat, collect=self._options.collect))
+            shared = self._options.calls_at_once
+            drain = DrainOptions(stop=stop, calls_at_once=shared, alive=self._beat, collect=self._merged)
+            drain_queues(self._table, drain)
         self._owed = False
         since = self._unpublished_since
         if since is not None and clock.elapsed() - since >= self._options.publish_seconds:
@@ -129,11 +170,6 @@ class _Rounds:
     def publish_rest(self) -> None:
         if self.leadership.leads and self._unpublished_since is not None:
             self._publish()
-
-    def warn(self, text: str) -> None:
-        if text not in self.warned:
-            self.warned.add(text)
-            self._options.warn(text)
 
     def _append(self, *, look: bool) -> AppendResult | None:
         """``look``: call `append` also if no file is new, which checks the table and its landing zone."""
@@ -144,6 +180,7 @@ class _Rounds:
         whole = is_remote(landing) and can_commit(landing)
         ready = {name: one for name, one in new.items() if whole or self._seen.get(name) == one}
         self._seen = new
+        self._note_restless(new.keys() - ready.keys())
         if not ready and not look:
             return None
         of_batch = AppendOptions(host="local", only=ready, progress=lambda text: self._beat(), warn=self.warn)
@@ -153,12 +190,28 @@ class _Rounds:
             self._options.collect(appended)
         return appended
 
+    def _note_restless(self, names: Iterable[str]) -> None:
+        now, before = clock.elapsed(), self._restless
+        self._restless = {name: before.get(name, now) for name in names}
+        if late := [name for name, since in self._restless.items() if now - since >= WHOLE_SECONDS]:
+            first = self._table.resources.landing.uri(min(late))
+            found = f"{count(len(late), 'landing file')} changed at every look for a minute and can't be taken, the first is"
+            self.warn(f"{found} {first}. Land each file as a whole, by a rename.")
+
+    def _merged(self, result: PartitionResult) -> None:
+        due, pause = self._failed.pop(result.partition, (0.0, WHOLE_SECONDS / 2))
+        if result.status == "failed":
+            now, longer = clock.elapsed(), min(2 * pause, LONGEST_FAILED_SECONDS)
+            # A batch may try it before that time.
+            self._failed[result.partition] = (due, pause) if now < due else (now + longer, longer)
+        self._options.collect(result)
+
     def _publish(self) -> None:
         published = show(self._table)
-        if (
-            not {*published.waiting} - published.failed.keys()
-        ):  # other workers merge these, or the next look at the whole table
-            self._unpublished_since = None
+        waiting = {
+            *published.waiting
+        } - published.failed.keys()  # until other workers or the next whole look merge them
+        self._unpublished_since = self._unpublished_since if waiting else None
         self._options.collect(published)
 
     def _beat(self) -> None:

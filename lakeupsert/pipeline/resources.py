@@ -34,13 +34,13 @@ class Resources:
     Attributes:
         table: the table's name.
         sinks: take the events of this table.
-        failing_causes: why partitions failed since the last one that did not; each cause is logged once.
+        failing_causes: why each partition failed that was not merged since; of those with equal causes one is logged.
     """
 
     def __init__(self, table: str, settings: TableSettings, sinks: Iterable[Sink] = (tracing.record,)) -> None:
         self.table, self._settings = table, settings
         self.sinks = [*sinks]
-        self.failing_causes: set[str] = set()
+        self.failing_causes: dict[str, str] = {}
 
     @cached_property
     def store(self) -> ObjectStore:

@@ -11,6 +11,7 @@ Repeat    safe: a version carries its writer's id, so after a lost answer the wr
 Nothing here knows about tables. `docs/FORMAT.md`, "Chains", has the bytes.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -31,6 +32,8 @@ FORMAT = 2
 LARGEST = 10**20 - 1
 FRESH_SECONDS = 3600.0
 """How old a head may be to append after it, and how long a create may take to count as won (trimming keeps 7 days)."""
+REMEMBERED = 100
+"""How many of its last tries a chain remembers: `ingest` makes one for each batch, for months."""
 
 Body = TypeVar("Body")
 Answer = TypeVar("Answer")
@@ -106,7 +109,8 @@ class Chain(Generic[Body]):
         self._body_type = body_type
         self._check = check
         self._parse = parse
-        self._tries: list[_Try] = []
+        self._tries: deque[_Try] = deque(maxlen=REMEMBERED)
+        self._tried = 0
 
     def head(self, known: Link[Body] | None = None) -> Link[Body] | None:
         """The newest version, or None if the chain is empty. If it still is ``known``, it is not read again."""
@@ -180,6 +184,7 @@ class Chain(Generic[Body]):
         )
         this = _Try(link.number, link.write_id)
         self._tries.append(this)  # before sending: an interrupt may come before the answer
+        self._tried += 1
         result = this.result = self._send(link)
         if result == "won" and clock.elapsed() - begun > FRESH_SECONDS:
             result = this.result = "won" if self._descends(link) else "unknown"
@@ -187,16 +192,16 @@ class Chain(Generic[Body]):
 
     def tries(self) -> int:
         """How often this object has tried to append a version."""
-        return len(self._tries)
+        return self._tried
 
     def find_appended(self, since: int = 0) -> tuple[list[int], bool]:
         """The numbers of the versions that this object appended after its first ``since`` tries, and whether that is certain.
 
-        If an interrupt or a silent store cut a try off, its version is read back, which may raise. A version that is not there
-        may still appear.
+        Only the last `REMEMBERED` are known. If an interrupt or a silent store cut a try off, its version is read back, which may
+        raise. A version that is not there may still appear.
         """
         numbers, certain = [], True
-        for this in self._tries[since:]:
+        for this in [*self._tries][-(self._tried - since) :] if self._tried > since else ():
             if this.result == "unknown":
                 link = self.get(this.number)
                 if link is not None:

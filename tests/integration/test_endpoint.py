@@ -4,18 +4,17 @@ import http.client
 import io
 import json
 import os
-import random
-import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from email.message import Message
+from contextlib import suppress
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,88 +22,20 @@ import pyarrow.parquet as pq
 import pytest
 
 import lakeupsert
-from lakeupsert import retries
-from lakeupsert.endpoint.batches import Batches
+from lakeupsert import clock, retries
+from lakeupsert.config import DeleteSettings
+from lakeupsert.endpoint.batches import ENDINGS, Batches
 from lakeupsert.endpoint.client import ARROW
 from lakeupsert.endpoint.gate import Gate
 from lakeupsert.endpoint.server import STATUSES
 from lakeupsert.errors import ConfigurationError, RefusedError, TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
+from tests.harness.endpoint import CONFIG, PATH, Server, kill_server, landed, merged, served
 from tests.harness.faults import Fault, Killed
-from tests.harness.lake import Lake
+from tests.harness.lake import Lake, row
 
-CONFIG = """
-[tables.sales]
-landing = "landing"
-processed = "processed"
-key = ["id"]
-partition_by = ["day"]
-order_by = ["ts"]
-"""
 ROW = {"id": "a", "day": "2020-01-01", "ts": 1, "v": 1}
 CSV = b"id,day,ts,v\na,2020-01-01,1,1\n"
-PATH = "/tables/sales/batches/"
-
-
-class Server:
-    """A server process and one connection a request."""
-
-    def __init__(self, folder: Path, *options: str, token: str | None = None, limits: str = "") -> None:
-        self.folder, self.token = folder, token
-        env = {**os.environ, **({"LAKEUPSERT_TOKEN": token} if token else {})}
-        command = [
-            sys.executable,
-            "-c",
-            f"from lakeupsert import retries; {limits}\nfrom lakeupsert.cli import main; main()",
-        ]
-        self.process = subprocess.Popen(
-            [*command, "serve", "--port", "0", *options],
-            cwd=folder,
-            env=env,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stderr is not None
-        said = self.process.stderr.readline()
-        found = re.search(r"at http://127.0.0.1:(\d+)", said)
-        assert found, said + self.process.stderr.read()
-        self.port = int(found[1])
-        self.url = f"http://127.0.0.1:{self.port}/tables/sales"
-
-    def post(self, batch_id: str, body: object, type_: str = "text/csv", **headers: str) -> tuple[int, dict, Message]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        given = {"Content-Type": type_, **{name.replace("_", "-"): value for name, value in headers.items()}}
-        if self.token and "Authorization" not in given:
-            given["Authorization"] = f"Bearer {self.token}"
-        connection.request("POST", PATH + batch_id, body, given)  # type: ignore[arg-type]
-        answer = connection.getresponse()
-        content = json.loads(answer.read())
-        connection.close()
-        return answer.status, content, answer.headers
-
-    def get(self, path: str) -> dict:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("GET", path)
-        return json.loads(connection.getresponse().read())
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        self.process.communicate(timeout=60)
-        return self.process.returncode
-
-
-@contextmanager
-def served(folder: Path, *options: str, **more: str) -> Iterator[Server]:
-    server = Server(folder, *options, **more)
-    try:
-        yield server
-    finally:
-        server.process.kill()
-        server.process.communicate()
 
 
 @pytest.fixture
@@ -121,16 +52,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (folder / "landing").mkdir()
     with served(folder, "--max-bytes", "1MiB", "--max-rate", "1000", token="a secret of this test") as server:
         yield server
-
-
-def landed(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "landing" / "endpoint").glob("*"))
-
-
-def merged(folder: Path) -> list[dict]:
-    table = lakeupsert.Table.open(folder / "lakeupsert.toml")
-    table.run(host="local", workers=1)
-    return table.to_arrow().read_all().sort_by("id").to_pylist()
 
 
 def arrow(rows: list[dict]) -> bytes:
@@ -241,7 +162,7 @@ def test_table_that_does_not_exist_is_not_found(server: Server) -> None:
     client = lakeupsert.Client(server.url.replace("sales", "others"), token=server.token)
     with pytest.raises(ConfigurationError) as found:
         client.send([ROW], "a")
-    assert found.value.code == "endpoint-refused"
+    assert found.value.code == "no-such-address"
 
 
 def test_client_raises_the_servers_errors(server: Server) -> None:
@@ -474,60 +395,6 @@ def test_another_file_of_that_name_is_not_taken_for_the_batch(tmp_path: Path) ->
         lake.table.run(host="local")
 
 
-def wait_until(is_true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def kill_server(folder: Path, cases: int, seed: int) -> None:
-    """Clients repeat batches while the server is killed again and again."""
-    chance, port_file = random.Random(seed), folder / "port"
-    done = threading.Event()
-    lock, acknowledged = threading.Lock(), set()
-
-    def send(client: int) -> None:
-        number = 0
-        while not done.is_set():
-            name = f"{client}-{number}"
-            rows = [{"id": name, "day": f"2020-01-0{1 + number % 3}", "ts": number, "v": client}]
-            while True:
-                try:
-                    lakeupsert.Client(port_file.read_text()).send(rows, name)
-                    break
-                except TryAgainError:
-                    if done.is_set():
-                        return
-            with lock:
-                acknowledged.add(name)
-            number += 1
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lakeupsert.endpoint.client.PAUSE_SECONDS", 0.01)
-        server = Server(folder)
-        port_file.write_text(server.url)
-        threads = [threading.Thread(target=send, args=(client,)) for client in range(4)]
-        for thread in threads:
-            thread.start()
-        for _ in range(cases):
-            before = len(acknowledged)
-            wait_until(lambda: len(acknowledged) > before)  # noqa: B023  called in this turn only
-            time.sleep(chance.uniform(0, 0.2))
-            server.end(signal.SIGKILL)
-            server = Server(folder)
-            port_file.write_text(server.url)
-        done.set()
-        for thread in threads:
-            thread.join()
-        assert server.end() == 0
-    found = [row["id"] for row in merged(folder)]
-    assert len(found) == len(set(found))
-    assert acknowledged <= set(found)
-    assert len(acknowledged) >= cases
-    assert [name.removesuffix(".parquet") for name in landed(folder)] == sorted(found)
-
-
 def test_nothing_acknowledged_is_lost_by_a_server_that_is_killed(folder: Path) -> None:
     kill_server(folder, int(os.environ.get("KILLS", "3")), seed=1)
 
@@ -545,3 +412,207 @@ def test_client_gives_up_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) ->
         lakeupsert.Client(f"http://127.0.0.1:{port}/tables/sales").send([ROW], "a")
     assert found.value.code == "endpoint-unreachable"
     assert str(retries.CLIENT_ATTEMPTS) in found.value.message
+
+
+def in_an_hour() -> str:
+    return formatdate(time.time() + 3600, usegmt=True)
+
+
+FOREIGN: dict[str, tuple[list[tuple], list[int] | type[Exception]]] = {
+    "text": ([(502, b'{"error":"Bad gateway"}')], [0]),
+    "page": ([(503, b"<html>", "3")], [3]),
+    "no fields": ([(503, b'{"error":{"type":"x"}}', "-3"), (504, b"{}"), (520, b"[]", "nan")], [0, 0, 0]),
+    "date": (
+        [(503, b"{}", in_an_hour()), (429, b"", "Wed, 21 Oct 2015 07:28:00 GMT"), (503, b"", "soon")],
+        [120, 0, 0],
+    ),
+    "bytes": ([(500, b"\xff")], [0]),
+    "always": ([(502, b"")] * 9, TryAgainError),
+    "login": ([(200, b"<html>login</html>")], ConfigurationError),
+    "other program": ([(200, b'{"ok": true}')], ConfigurationError),
+    "list": ([(200, b"[1]")], ConfigurationError),
+    "moved": ([(302, b"")], ConfigurationError),
+    "forbidden": ([(403, b'{"error": 5}')], ConfigurationError),
+    "fields": ([(418, b'{"error":{"code":"x"}}')], ConfigurationError),
+}
+"""Answers, and the seconds that `Client` waits after each, or the error that it raises."""
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+@pytest.mark.few(len(FOREIGN))
+def test_answers_of_a_proxy_are_errors_of_the_project(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    foreign, expected = FOREIGN[case]
+    answers, pauses = iter(foreign), list[float]()
+    monkeypatch.setattr(clock, "jitter", lambda seconds: 0.0)
+    monkeypatch.setattr(clock, "sleep", pauses.append)
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            status, body, *wait = next(answers, (201, b'{"ok": true, "already": false}'))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            for value in wait:
+                self.send_header("Retry-After", value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        try:
+            client = lakeupsert.Client(f"http://127.0.0.1:{proxy.server_port}/tables/sales", token="a secret")
+            if isinstance(expected, list):
+                assert client.send([ROW], "a") is False
+                assert [round(pause) for pause in pauses] == expected
+            else:
+                with pytest.raises(expected) as found:
+                    client.send([ROW], "a")
+                assert found.value.code in ("endpoint-refused", "endpoint-unreachable")
+                assert found.value.next
+                assert "secret" not in str(found.value)
+        finally:
+            proxy.shutdown()
+            thread.join()
+
+
+def refused(lake: Lake, batch_id: str, body: bytes, type_: str = "application/x-ndjson") -> tuple[str, str]:
+    with pytest.raises((RefusedError, ConfigurationError)) as found:
+        batches_of(lake).receive(batch_id, type_, body)
+    return found.value.code, found.value.message
+
+
+def line(**values: object) -> bytes:
+    return json.dumps({"k": "a", "l": 1, "d": "2020-01-01", "ts": "2020-01-01 00:00:00", **values}).encode() + b"\n"
+
+
+CLASHES = {
+    "number and text": (line(n=1), line(k="b", n="x"), line(k="b", n=2)),
+    "text and struct": (line(n="x"), line(k="b", n={"x": 1}), line(k="b", n="y")),
+    "case": (line(n=1), line(k="b", N=1, n=1), line(k="b", N=1)),
+}
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("case", CLASHES)
+def test_what_is_accepted_is_taken_also_beside_another_batch_with_the_same_new_column(
+    tmp_path: Path, case: str, *, exists: bool
+) -> None:
+    first, clash, fits = CLASHES[case]
+    lake = Lake(tmp_path, schema={"k": "string"}, quarantine_limit="0%")
+    if exists:
+        lake.land("0.jsonl", [row("z", 0, 0, 0)])
+        lake.run()
+    accepted: list[bytes] = []
+    for number, body in enumerate((first, clash, fits)):
+        try:
+            assert batches_of(lake).receive(f"{number}", "application/x-ndjson", body) is False
+            accepted.append(body)
+        except RefusedError as e:
+            assert (number, e.code) == (1, "unfit-rows")
+    assert {first, fits} <= {*accepted}
+    lake.table.status()
+    lake.run()
+    assert lake.entries()[-1][1].quarantined == {}
+    assert len(lake.rows()) == exists + len({json.loads(body)["k"] for body in accepted})
+    lake.reopen()
+    assert [number for number, _ in lake.entries()] == [*range(len(lake.entries()))]
+
+
+def test_two_servers_agree_on_a_new_column(tmp_path: Path) -> None:
+    lake, other = Lake(tmp_path, schema={"k": "string"}), []
+
+    def send() -> None:
+        batches = Batches(OpenTable("t", lake.settings))
+        other.append(batches.receive("b", "application/x-ndjson", line(k="b", n=1)))
+
+    lake.points.amid(0, send, kind="create _lakeupsert/spec")
+    with pytest.raises(RefusedError) as found:
+        batches_of(lake).receive("a", "application/x-ndjson", line(n="x"))
+    assert (other, found.value.code) == ([False], "unfit-rows")
+    lake.run()
+    assert [row["k"] for row in lake.rows()] == ["b"]
+
+
+def test_an_append_that_is_overtaken_by_a_new_column_keeps_the_batch(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, schema={"k": "string"})
+    (tmp_path / "landing/0.jsonl").write_bytes(line(k="c", n={"x": 1}))
+
+    def send() -> None:
+        Batches(OpenTable("t", lake.settings)).receive("b", "application/x-ndjson", line(k="b", n="x"))
+
+    lake.points.amid(0, send, kind="create _lakeupsert/spec")
+    lake.run()
+    assert "b" in {row["k"] for row in lake.rows()}
+
+
+def test_a_folder_that_was_not_adopted_gets_no_table(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.lay("old.parquet", [row("a", 0, 1, 1)])
+    code, message = refused(lake, "a", ONE, "text/csv")
+    assert (code, "not a table yet" in message) == ("not-adopted", True)
+    assert not (tmp_path / "processed/_lakeupsert").exists()
+
+
+def test_a_type_of_body_that_the_table_does_not_read_is_refused(tmp_path: Path) -> None:
+    reads = {
+        "csv": {"text/csv"},
+        "delimited": {"text/csv"},
+        "jsonl": {"application/x-ndjson", "application/json"},
+        "parquet": {ARROW, "application/vnd.apache.parquet"},
+        "avro": set(),
+        "auto": {*ENDINGS},
+    }
+    for format_, types in reads.items():
+        lake = Lake(tmp_path / format_, format=format_)
+        for type_ in ENDINGS:
+            code, _ = refused(lake, "a", b"\xff", type_)
+            assert code == ("unfit-rows" if type_ in types else "content-type")
+
+
+def test_an_id_can_not_make_its_rows_deletes(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, delete=DeleteSettings(file_prefix="del.csv"))
+    assert batches_of(lake).receive("a", "text/csv", ONE) is False
+    assert refused(lake, "del", ONE, "text/csv")[0] == "bad-batch-id"
+    assert batches_of(lake).receive("del", "application/x-ndjson", line()) is False
+
+
+def test_a_repeated_id_does_not_read_the_landing_file_again(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    batches = batches_of(lake)
+    assert batches.receive("a", "text/csv", ONE) is False
+    lake.points.arm(-1, Fault.BEFORE, "landing ")
+    assert batches.receive("a", "text/csv", ONE) is True
+    assert lake.points.seen == ["landing head endpoint/a.csv"]
+    (tmp_path / "landing/endpoint/a.csv").unlink()
+    assert batches.receive("a", "text/csv", ONE) is False
+    (tmp_path / "landing/endpoint/a.csv").write_bytes(ONE * 2)
+    lake.points.arm(-1, Fault.BEFORE, "landing get")
+    with pytest.raises(RefusedError):
+        batches_of(lake).receive("a", "text/csv", ONE)
+    assert lake.points.seen == []
+
+
+BROKEN = """
+from lakeupsert.config import DeleteSettings
+from lakeupsert.endpoint.batches import ENDINGS, Batches
+def fail(*_):
+    raise RuntimeError("a bug of this test")
+Batches.receive = fail
+"""
+
+
+def test_every_answer_has_the_same_form(folder: Path) -> None:
+    with served(folder, limits=BROKEN) as server:
+        status, answer, _ = server.post("a", CSV)
+        assert (status, answer["ok"], answer["error"]["code"]) == (500, False, "internal-error")
+        assert "a bug of this test" in answer["error"]["message"]
+        status, answer, _ = server.post("a/b", CSV)
+        assert (status, answer["ok"], answer["error"]["code"]) == (404, False, "no-such-address")
+        with pytest.raises(ConfigurationError) as found:
+            lakeupsert.Client(server.url).send([ROW], "a")
+        assert (found.value.code, bool(found.value.next)) == ("internal-error", True)

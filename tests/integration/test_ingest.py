@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
@@ -11,12 +13,18 @@ from click.testing import CliRunner
 from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.operations import ingest as ingesting
+from lakeupsert.pipeline.append.append import append
 from lakeupsert.pipeline.append.commit import AppendResult
+from lakeupsert.pipeline.append.discover import AppendOptions
 from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.merge.commit import PartitionResult
+from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult
 from lakeupsert.pipeline.stop import Stop
-from lakeupsert.retries import LEADER_SECONDS
+from lakeupsert.pipeline.workers.drain_queues import DrainOptions
+from lakeupsert.retries import LEADER_SECONDS, REMIND_SECONDS, TICK_SECONDS
+from lakeupsert.storage import ObjectInfo, StoreUnavailableError
 from tests.harness.faults import FAULTS, Fault
 from tests.harness.lake import Lake, row
 from tests.harness.processes import wait_until
@@ -254,3 +262,186 @@ def test_a_new_table_without_retention_begins(tmp_path: Path) -> None:
     lake.table.ingest(seconds=0.001, stop=feed.stop, max_seconds=20, collect=feed.took)
     assert feed.stop.is_set()
     lake.check()
+
+
+def test_a_file_is_taken_only_as_it_was_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It rested for two looks, and its writer goes on before `append` lists it."""
+    lake, stop, real = Lake(tmp_path), Stop(), append
+    rows = [row(f"k{n}", 0, n, n) for n in range(4)]
+    writes = iter([2, 3, 4])
+    lake.land("1.jsonl", rows[:1])
+
+    def write_on(table: OpenTable, options: AppendOptions) -> AppendResult | None:
+        if options.only and (number := next(writes, None)):
+            lake.land("1.jsonl", rows[:number])
+        return real(table, options)
+
+    def took(result: Result) -> None:
+        if isinstance(result, AppendResult):
+            assert result.entry.rows_read == 4
+            stop.set()
+
+    monkeypatch.setattr("lakeupsert.operations.ingest.append", write_on)
+    lake.table.ingest(seconds=0.001, stop=stop, max_seconds=20, collect=took)
+    assert stop.is_set()
+    lake.check()
+
+
+def test_a_file_that_changes_at_every_look_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakeupsert.operations.ingest.WHOLE_SECONDS", 0.05)
+    lake, stop, looks, warnings = Lake(tmp_path), Stop(), count(1), list[str]()
+
+    def write_on() -> None:
+        lake.land("log.jsonl", [row("a", 0, k, k) for k in range(next(looks))])
+
+    def warn(text: str) -> None:
+        warnings.append(text)
+        stop.set()
+
+    lake.table.ingest(seconds=0.001, max_seconds=20, stop=stop, alive=write_on, warn=warn)
+    assert "log.jsonl" in warnings[0]
+
+
+class Hours(clock.Source):
+    """Time that passes only while `Sleep` waits."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def elapsed(self) -> float:
+        return self.seconds
+
+
+class Sleep(Stop):
+    def __init__(self, hours: Hours) -> None:
+        super().__init__()
+        self.hours = hours
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.hours.seconds += timeout or 0.0
+        return self.is_set()
+
+
+@pytest.fixture
+def hours() -> Iterator[Hours]:
+    source = Hours()
+    with clock.use(source):
+        yield source
+
+
+def test_a_partition_that_can_not_be_merged_is_tried_again_after_growing_pauses(
+    tmp_path: Path, hours: Hours, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ingesting, "LONGEST_FAILED_SECONDS", 900.0)
+    lake, failures = Lake(tmp_path), dict[float, None]()
+    lake.land("0.jsonl", [row("z", 0, 0, 0), row("y", 1, 0, 0)])
+    lake.run()
+    [base] = (tmp_path / "processed/d=2020-01-01").glob("*.parquet")
+    kept = base.read_bytes()
+    base.write_bytes(b"")
+    lake.land("1.jsonl", [row("z", 0, 1, 1), row("y", 1, 1, 1)])
+
+    def took(result: Result) -> None:
+        if isinstance(result, PartitionResult) and result.status == "failed":
+            failures[hours.seconds] = None
+        if len(failures) == 5 and "2.jsonl" not in lake.landed:
+            lake.land("2.jsonl", [row("z", 0, 2, 2), row("y", 1, 2, 2)])
+        if len(failures) == 8:
+            base.write_bytes(kept)
+
+    options = {"seconds": 60.0, "max_seconds": 6000.0, "stop": Sleep(hours)}
+    lake.table.ingest(**options, collect=took)
+    pauses = [round(b - a) for a, b in pairwise(failures)]
+    assert pauses == [60, 120, 240, 480, 120, 780, 900], "the batch tries it once more"
+    assert len([r for r in caplog.records if "tried again" in r.message and r.levelname == "WARNING"]) == 1
+    lake.check()
+
+
+def test_an_outage_is_told_again_but_not_at_each_look(
+    tmp_path: Path, hours: Hours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, real, told, troubles = Lake(tmp_path), ingesting.list_landing, list[float](), list[str]()
+    lake.run()
+
+    def listing(table: OpenTable) -> Iterator[ObjectInfo]:
+        if 1000 < hours.seconds < 1400 or 5000 < hours.seconds < 9000:
+            raise StoreUnavailableError("store-unreachable", "The store is away.", next="wait")
+        return real(table)
+
+    def trouble(reason: str) -> None:
+        troubles.extend([] if [reason] == troubles[-1:] else [reason])
+
+    monkeypatch.setattr(ingesting, "list_landing", listing)
+    options = {"seconds": 1.0, "max_seconds": 10_000.0, "stop": Sleep(hours)}
+    lake.table.ingest(**options, warn=lambda text: told.append(hours.seconds), trouble=trouble)
+    assert troubles == ["", "The store is away."] * 2 + [""]
+    assert told[0] < 1002
+    assert told[1] < 5002
+    assert 6 <= len(told) <= 8
+    assert hours.seconds == 10_000
+
+
+def test_it_ends_in_time_and_is_alive_also_in_an_outage(
+    tmp_path: Path, hours: Hours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, alive = Lake(tmp_path), list[float]()
+    lake.run()
+
+    def away(table: OpenTable) -> Iterator[ObjectInfo]:
+        raise StoreUnavailableError("store-unreachable", "The store is away.", next="wait")
+
+    monkeypatch.setattr(ingesting, "list_landing", away)
+    options = {"seconds": 20.0, "max_seconds": 70.0, "stop": Sleep(hours)}
+    lake.table.ingest(**options, alive=lambda: alive.append(hours.seconds), warn=lambda text: None)
+    assert hours.seconds == 70
+    assert max(b - a for a, b in pairwise(alive)) <= TICK_SECONDS
+
+
+def test_warnings_that_it_remembers_are_bounded(hours: Hours) -> None:
+    shown = list[str]()
+    warn = ingesting.Warner(shown.append)
+    for number in range(2 * ingesting.KEPT_WARNINGS):
+        hours.seconds += 1
+        warn(f"{number}")
+        warn(f"{number}")
+    assert len(shown) == 2 * len(warn.shown_at) == 2 * ingesting.KEPT_WARNINGS
+    warn("0")
+    hours.seconds += REMIND_SECONDS
+    warn("0")
+    assert shown[-2:] == ["0", "0"]
+
+
+def test_the_health_file_says_why_it_can_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake, health, looks = Lake(tmp_path), tmp_path / "health", count()
+    lake.run()
+    said = set[str]()
+    real = ingesting.list_landing
+
+    def listing(table: OpenTable) -> Iterator[ObjectInfo]:
+        said.add(health.read_text())
+        if next(looks) % 2:
+            raise StoreUnavailableError("store-unreachable", "The store is away.", next="wait")
+        return real(table)
+
+    monkeypatch.setattr(ingesting, "list_landing", listing)
+    arguments = ["ingest", "--seconds", "0.01", "--max-seconds", "0.3", "--health-file", str(health)]
+    done = CliRunner().invoke(main, [*arguments, "--config", str(lake.configure()), "--json"])
+    assert (done.exit_code, said) == (0, {"", "t: The store is away.\n"})
+
+
+@pytest.mark.parametrize("command", ["ingest", "worker"])
+def test_tables_of_one_process_share_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    lake, shares = Lake(tmp_path), set[int]()
+    lake.run()
+    config = lake.configure()
+    text, zone = config.read_text(), str(tmp_path / "processed")
+    config.write_text("\n".join(text.replace("[tables.t]", f"[tables.{n}]").replace(zone, f"{zone}-{n}") for n in "ab"))
+
+    def drained(table: OpenTable, options: DrainOptions) -> list[PartitionResult]:
+        shares.add(options.calls_at_once)
+        return []
+
+    for module in ("lakeupsert.operations.ingest", "lakeupsert.api"):
+        monkeypatch.setattr(f"{module}.drain_queues", drained)
+    done = CliRunner().invoke(main, [command, "--max-seconds", "0.1", "--config", str(config), "--json"])
+    assert (done.exit_code, shares) == (0, {2}), done.output

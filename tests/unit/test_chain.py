@@ -14,7 +14,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainErr
 from lakeupsert.retries import SENDS
 from lakeupsert.storage import LocalStore, StoreUnavailableError
 from lakeupsert.table import metadata
-from lakeupsert.table.chain import LARGEST, Chain
+from lakeupsert.table.chain import REMEMBERED, LARGEST, Chain
 from tests.harness.faults import Fault, FaultyStore, Points
 
 
@@ -221,6 +221,17 @@ def test_success_after_a_long_sleep_is_won_where_the_head_descends_from_it(chain
 
     chain._store = Sleepy(inner, Points())
     assert chain.append(Body(2), head).result == "won"
+
+
+def test_a_chain_remembers_its_last_tries_only(chain: Chain[Body]) -> None:
+    link = None
+    for value in range(3 * REMEMBERED):
+        link = chain.append(Body(value), link).link
+    assert (chain.tries(), len(chain._tries)) == (3 * REMEMBERED, REMEMBERED)
+    last = [*range(2 * REMEMBERED, 3 * REMEMBERED)]
+    assert chain.find_appended() == (last, True)
+    assert chain.find_appended(chain.tries() - 2) == (last[-2:], True)
+    assert chain.find_appended(chain.tries()) == ([], True)
 
 
 def test_invariants_run_before_every_append(chain: Chain[Body]) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         engine: EngineName | None
         until_empty: bool
         both_queues: bool
+        calls_at_once: int
         max_seconds: float | None
         alive: Callable[[], object]
 

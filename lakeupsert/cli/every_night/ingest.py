@@ -1,6 +1,7 @@
 """`lakeupsert ingest`: batches that follow each other within seconds."""
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -73,32 +74,40 @@ def ingest(
 
     def work_on(table: "Table") -> Answer:
         signs.watch(table)
-        return _ingest(call, table, signs, **options)
+        account = _Account(call, table, signs)
+        with call.stoppable() as stop:
+            table.ingest(
+                **options,
+                stop=stop,
+                calls_at_once=len(call.tables),
+                alive=signs.alive,
+                trouble=partial(signs.trouble, table.name),
+                collect=account.add,
+                warn=account.warn,
+            )
+        return account.answer()
 
     with signs_of_life(health_file, metrics_file) as signs:
         return for_each_table(call, work_on, concurrently=True)
 
 
-KEPT_WARNINGS = 100
-"""How many different warnings the answer repeats. They were shown when they came."""
-
-
 class _Account:
     """Sums over all rounds of one table, and the warnings that it gave."""
 
-    def __init__(self, call: Call, table: "Table") -> None:
-        from lakeupsert.report.totals import MergeTotals  # imports Arrow
+    def __init__(self, call: Call, table: "Table", signs: Signs) -> None:
+        from lakeupsert.operations.ingest import Warner  # imports Arrow, as the next ones
+        from lakeupsert.report.totals import MergeTotals
 
-        self._call, self._table = call, table
+        self._call, self._table, self._signs = call, table, signs
+        self.warn = Warner(partial(log.warning, "%s: %s", table.name))
         self.merges = MergeTotals()
         self.published: PublishResult | None = None
         self.error: LakeupsertError | None = None
         """Why the last publish left batches out."""
         self.batches = dict.fromkeys(("batches", "files", "rows_read", "rows_appended", "rows_quarantined"), 0)
-        self.warnings: dict[str, None] = {}
 
     def add(self, result: "AppendResult | PartitionResult | PublishResult") -> None:
-        from lakeupsert.pipeline.append.commit import AppendResult  # imports Arrow, as the next ones
+        from lakeupsert.pipeline.append.commit import AppendResult
         from lakeupsert.pipeline.merge.commit import PartitionResult
         from lakeupsert.pipeline.publish import PublishResult
 
@@ -113,40 +122,24 @@ class _Account:
                 self.merges.add(result)
             case PublishResult():
                 self.published = result
+                self._signs.look(self._table)
                 self.error = merge_error(self._call, self._table, list(self.merges.failures.values()), result)
                 held = (f"{self.error.message} Next: {self.error.next}",) if self.error else ()
                 warnings = (*publish_warnings(result), *held)
         for text in warnings:
-            if text not in self.warnings:
-                self.warn(text)
+            self.warn(text)
 
-    def warn(self, text: str) -> None:
-        log.warning("%s: %s", self._table.name, text)
-        self.warnings[text] = None
-        if len(self.warnings) > KEPT_WARNINGS:
-            del self.warnings[next(iter(self.warnings))]
-
-
-def _ingest(call: Call, table: "Table", signs: Signs, **options: "Unpack[IngestFlags]") -> Answer:
-    account = _Account(call, table)
-
-    def collect(result: "AppendResult | PartitionResult | PublishResult") -> None:
-        account.add(result)
-        if result is account.published:
-            signs.look(table)
-
-    with call.stoppable() as stop:
-        table.ingest(**options, stop=stop, alive=signs.alive, collect=collect, warn=account.warn)
-    published = account.published
-    sums = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in account.batches.items() if number)
-    facts = [("appended", sums or "nothing"), *output.totals_facts(account.merges)]
-    return Answer(
-        {
-            **account.batches,
-            "totals": output.totals_result(account.merges),
-            "publish": published and output.publish_result(published),
-        },
-        output.block(f"Table {table.name}", facts + (output.publish_facts(published) if published else [])),
-        json_warnings=tuple(account.warnings),
-        error=account.error,
-    )
+    def answer(self) -> Answer:
+        published = self.published
+        sums = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in self.batches.items() if number)
+        facts = [("appended", sums or "nothing"), *output.totals_facts(self.merges)]
+        return Answer(
+            {
+                **self.batches,
+                "totals": output.totals_result(self.merges),
+                "publish": published and output.publish_result(published),
+            },
+            output.block(f"Table {self._table.name}", facts + (output.publish_facts(published) if published else [])),
+            json_warnings=tuple(self.warn.shown_at),
+            error=self.error,
+        )

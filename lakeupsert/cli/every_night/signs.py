@@ -36,6 +36,7 @@ class Signs:
 
     def __init__(self, health_file: Path | None, metrics: "WorkerMetrics | None") -> None:
         self._health_file, self._metrics = health_file, metrics
+        self._troubles: dict[str, str] = {}
 
     def watch(self, table: "Table") -> None:
         if self._metrics is not None:
@@ -51,6 +52,12 @@ class Signs:
             self._health_file.touch()
         if self._metrics is not None:
             self._metrics.tick()
+
+    def trouble(self, table: str, reason: str) -> None:
+        """Write into the health file why work on a table fails; "": it works. A restart does not end an outage."""
+        if self._health_file is not None and self._troubles.get(table, "") != reason:
+            self._troubles[table] = reason
+            self._health_file.write_text("".join(f"{t}: {why}\n" for t, why in {**self._troubles}.items() if why))
 
 
 @contextmanager
@@ -83,7 +90,7 @@ health_option = click.option(
     "--health-file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="PATH",
-    help="Touch this file every few seconds (for a liveness probe).",
+    help="Touch this file every few seconds (for a liveness probe). `ingest` writes into it why it can't work for now.",
 )
 _OPTIONS = (
     click.option(

@@ -61,8 +61,11 @@ def worker(
     def work_on(table: "Table") -> Answer:
         prepare_spark(table, engine=options["engine"])
         signs.watch(table)
+        at_once = 1 if options["until_empty"] else len(call.tables)
         left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
-        return merge_answer(call, table, **options, both_queues=False, max_seconds=left, alive=signs.alive)
+        return merge_answer(
+            call, table, **options, both_queues=False, calls_at_once=at_once, max_seconds=left, alive=signs.alive
+        )
 
     with signs_of_life(health_file, metrics_file) as signs:
         return for_each_table(call, work_on, concurrently=not options["until_empty"])

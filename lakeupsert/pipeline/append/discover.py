@@ -210,7 +210,7 @@ def discover(table: OpenTable, options: AppendOptions = ALL_NEW, excluded: Colle
         known = taken_files_by_path(entry for number, entry in enumerate(entries) if number in count)
         withdrawn = taken_files_by_path(entry for number, entry in enumerate(entries) if number not in count)
     if ground.head is None:
-        _refuse_unadopted(table)
+        refuse_unadopted(table)
     candidates = None if withdrawn is None else withdrawn.keys()
     listing = _list_landing(
         table, options, known, lambda path: path not in excluded and (candidates is None or path in candidates)
@@ -299,7 +299,7 @@ def _refuse_renamed(
             )
 
 
-def _refuse_unadopted(table: OpenTable) -> None:
+def refuse_unadopted(table: OpenTable) -> None:
     """Refuse to create a table in a folder that holds data: the table would hide it."""
     store = table.resources.store
     for found in store.list(""):

@@ -299,7 +299,7 @@ class _Delivery:
         """Answer the leases of one partition."""
         table, queue, error = self.table, self.table.resources.queue, result.error or ""
         if result.status != "failed":
-            table.resources.failing_causes.clear()
+            table.resources.failing_causes.pop(result.partition, None)
             self._answer(leases, queue.ack)
             if message.unit is not None and result.status == "clean":
                 self.unconfirmed.add(message)
@@ -308,15 +308,15 @@ class _Delivery:
         elif receives < queue.max_receives:
             # What to do about it is reported once, by whoever finds the partition failed for good.
             reason = error.partition("\n")[0]
-            cause = cause_of(error, result.partition)
+            causes, cause = table.resources.failing_causes, cause_of(error, result.partition)
             log.log(
-                logging.INFO if cause in table.resources.failing_causes else logging.WARNING,
+                logging.INFO if cause in [*causes.values()] else logging.WARNING,
                 "partition failed, will be tried again (others of the same cause are not named): %s: %s",
                 result.partition,
                 reason,
                 extra={"table": table.name, "partition": result.partition},
             )
-            table.resources.failing_causes.add(cause)
+            causes[result.partition] = cause
             self.returned += leases
             self._answer(leases, lambda lease: queue.release(lease, self.retry_seconds))
         else:
