@@ -14,7 +14,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainErr
 from lakeupsert.retries import SENDS
 from lakeupsert.storage import LocalStore, StoreUnavailableError
 from lakeupsert.table import metadata
-from lakeupsert.table.chain import REMEMBERED, LARGEST, Chain
+from lakeupsert.table.chain import LARGEST, REMEMBERED, Chain
 from tests.harness.faults import Fault, FaultyStore, Points
 
 
