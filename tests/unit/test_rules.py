@@ -46,7 +46,9 @@ def test_every_number_of_attempts_is_named() -> None:
         named[name] = int(times.split()[0])
         assert all(re.search(rf"\b{name}\b", CODE[module]) for module in modules), where
     assert named == {name: getattr(retries, name) for name in named}
-    assert not {name for name in vars(retries) if re.search("(^|_)(ATTEMPTS|TRIES|RETRIES|SENDS|READS)", name)} - {*named}
+    assert not {name for name in vars(retries) if re.search("(^|_)(ATTEMPTS|TRIES|RETRIES|SENDS|READS)", name)} - {
+        *named
+    }
 
 
 def test_no_other_module_says_how_long_something_waits() -> None:
