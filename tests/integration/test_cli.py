@@ -35,6 +35,7 @@ COMMANDS = [
         "dedupe",
         "worker",
         "ingest",
+        "capture",
         "publish",
         "serve",
         "status",

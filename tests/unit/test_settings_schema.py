@@ -21,7 +21,7 @@ from lakeupsert.config import Hooks, TableSettings
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 REQUIRED = {"landing": "l", "processed": "p", "key": ["k"], "partition_by": ["d"]}
-TOP = {"tables", "profiles", *Hooks.__struct_fields__}
+TOP = {"tables", "sources", "profiles", *Hooks.__struct_fields__}
 
 EXAMPLE = Path(config_command.__file__).with_name("example.toml").read_text("utf-8")
 

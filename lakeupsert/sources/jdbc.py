@@ -1,0 +1,87 @@
+"""A connection to a database by the drivers among Debezium's jars."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+from urllib.parse import unquote
+
+import jpype
+
+from lakeupsert.config import DatabaseSource
+from lakeupsert.errors import ConfigurationError, TryAgainError
+
+Row = tuple[str | None, ...]
+
+
+Problem = tuple[str, str]
+"""A fault of a database, and the way to mend it."""
+BEGIN_AGAIN = 'begin again with another source, see "Begin again" in docs/CAPTURE.md'
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A database that may be followed.
+
+    Attributes:
+        left_out: columns that are not followed.
+    """
+
+    left_out: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+class StatementError(Exception):
+    """The database refused a statement, in its words."""
+
+
+class Connection:
+    """Runs statements, each as one transaction."""
+
+    def __init__(self, kind: str, settings: DatabaseSource, password: str) -> None:
+        server = settings.server
+        properties = jpype.JClass("java.util.Properties")()
+        properties.setProperty("user", unquote(server.username or ""))
+        properties.setProperty("password", password)
+        address = f"jdbc:{kind}://{server.hostname}{f':{server.port}' if server.port else ''}{server.path}"
+        try:
+            self._connection = jpype.JClass("java.sql.DriverManager").getConnection(address, properties)
+        except jpype.JException as e:
+            raise unreachable(settings, str(e.getMessage())) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._connection.close()
+
+    def rows(self, statement: str, *parameters: str) -> list[Row]:
+        """The rows of a query, as text. Raises StatementError."""
+        try:
+            prepared = self._connection.prepareStatement(statement)
+            for number, value in enumerate(parameters, 1):
+                prepared.setString(number, value)
+            if not prepared.execute():
+                return []
+            found, rows = prepared.getResultSet(), []
+            width = range(1, found.getMetaData().getColumnCount() + 1)
+            while found.next():
+                values: Sequence[object] = [found.getString(number) for number in width]
+                rows.append(tuple(None if value is None else str(value) for value in values))
+            return rows
+        except jpype.JException as e:
+            raise StatementError(str(e.getMessage())) from None
+
+
+def unfit(settings: DatabaseSource, problems: Sequence[Problem]) -> ConfigurationError:
+    found, then = zip(*problems, strict=True)
+    return ConfigurationError(
+        "source-unfit", f"{settings.from_} can't be followed: {'; '.join(found)}.", next="; ".join(dict.fromkeys(then))
+    )
+
+
+def unreachable(settings: DatabaseSource, why: str) -> TryAgainError:
+    return TryAgainError(
+        "source-unreachable",
+        f"{settings.from_}: {why}. No change is lost: the database keeps it until this source has landed it.",
+        next="correct the address, the user or the password, or start the database",
+    )

@@ -1,0 +1,170 @@
+"""PostgreSQL as a source: what must be true before it starts, its publication and slot, and Debezium's settings."""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from urllib.parse import unquote
+
+from lakeupsert.config import DatabaseSource
+from lakeupsert.sources.debezium import Position
+from lakeupsert.sources.jdbc import BEGIN_AGAIN, Connection, Prepared, Problem, StatementError, unfit, unreachable
+
+_TABLES = """select n.nspname || '.' || c.relname, c.relkind, c.relreplident, has_table_privilege(c.oid, 'select'),
+    exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary),
+    (select coalesce(bool_or(a.attstorage in ('x', 'e', 'm') and a.attlen < 0), false) from pg_attribute a
+        where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
+    format('%I.%I', n.nspname, c.relname)
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where n.nspname || '.' || c.relname = any (string_to_array(?, E'\\n'))"""
+_COLUMNS = """select n.nspname || '.' || c.relname, a.attname, format_type(a.atttypid, null), a.attgenerated <> '',
+    t.typtype in ('c', 'm') or a.attndims > 1 or t.typname in ('box', 'pg_lsn', 'xid8', '_interval', '_name', 'name')
+    from pg_attribute a join pg_class c on c.oid = a.attrelid join pg_namespace n on n.oid = c.relnamespace
+    join pg_type t on t.oid = a.atttypid
+    where a.attnum > 0 and not a.attisdropped and n.nspname || '.' || c.relname = any (string_to_array(?, E'\\n'))"""
+_MINE = "select current_setting('wal_level'), rolreplication or rolsuper from pg_roles where rolname = current_user"
+_PUBLICATION = (
+    "select puballtables, pubinsert and pubupdate and pubdelete and pubtruncate from pg_publication where pubname = ?"
+)
+_PUBLISHED = "select schemaname || '.' || tablename from pg_publication_tables where pubname = ?"
+_SLOT = "select plugin, database = current_database(), active, wal_status from pg_replication_slots where slot_name = ?"
+
+
+class Postgresql:
+    """One PostgreSQL database, followed by a slot and a publication that are named after the source."""
+
+    kind = "postgresql"
+
+    def __init__(self, name: str, settings: DatabaseSource, password: str, mode: str) -> None:
+        self._settings, self._password, self._mode = settings, password, mode
+        self._name, self._slot = name, f"lakeupsert_{name}"
+        self._sql: dict[str, str] = {}
+        self._warnings: list[str] = []
+
+    def properties(self, left_out: Iterable[str]) -> dict[str, str]:
+        """Debezium's settings. ``left_out``: columns that are not followed."""
+        server = self._settings.server
+        return {
+            "name": self._name,
+            "topic.prefix": self._name,
+            "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+            "plugin.name": "pgoutput",
+            "database.hostname": server.hostname or "",
+            "database.port": str(server.port or 5432),
+            "database.user": unquote(server.username or ""),
+            "database.password": self._password,
+            "database.dbname": unquote(server.path[1:]),
+            "slot.name": self._slot,
+            "publication.name": self._slot,
+            "publication.autocreate.mode": "disabled",
+            "table.include.list": ",".join(map(re.escape, self._settings.tables)),
+            "column.exclude.list": ",".join(map(re.escape, left_out)),
+            "interval.handling.mode": "string",
+            "status.update.interval.ms": "1000",
+        }
+
+    def prepare(self, *, is_new: bool) -> Prepared:
+        """Check the database, and create the publication and, if the source ``is_new``, the slot.
+
+        Raises ConfigurationError (``source-unfit``, with all that is wrong) and TryAgainError.
+        """
+        with Connection(self.kind, self._settings, self._password) as database:
+            problems = [*self._server(database), *self._tables(database)]
+            if not problems:
+                problems = [*self._publication(database), *self._slot_of(database, is_new=is_new)]
+            if problems:
+                raise unfit(self._settings, problems)
+            return Prepared(tuple(self._left_out(database)), tuple(self._warnings))
+
+    @staticmethod
+    def order(position: Position) -> tuple[int, ...]:
+        """Sorts the ends of transactions, and snapshots among them."""
+        return (int(str(position["offset"]["lsn"])),)
+
+    def keep_alive(self) -> None:
+        """Write something that the slot passes on, so that it also advances while only other tables change."""
+        with Connection(self.kind, self._settings, self._password) as database, suppress(StatementError):
+            database.rows("select pg_logical_emit_message(true, 'lakeupsert', '')::text")
+
+    def _server(self, database: Connection) -> Iterator[Problem]:
+        [(level, may_replicate)] = database.rows(_MINE)
+        if level != "logical":
+            yield f"wal_level is {level}", "set wal_level = logical in postgresql.conf and restart the server"
+        if may_replicate != "t":
+            user = self._settings.server.username
+            yield f"the user {user} may not replicate", f"run `alter role {user} replication`"
+
+    def _tables(self, database: Connection) -> Iterator[Problem]:
+        found = {str(row[0]): row[1:] for row in database.rows(_TABLES, "\n".join(self._settings.tables))}
+        for name in self._settings.tables:
+            if name not in found:
+                yield f"there is no table {name}", "correct `tables`: each name has its schema, as in public.orders"
+                continue
+            kind, identity, may_read, has_key, has_long, sql = found[name]
+            self._sql[name] = str(sql)
+            if kind != "r":
+                yield f"{name} is not an ordinary table", "name its partitions, or the tables behind the view"
+            elif may_read != "t":
+                yield (
+                    f"the user may not read {name}",
+                    f"run `grant select on {sql} to {self._settings.server.username}`",
+                )
+            elif identity in ("n", "i") or (identity == "d" and has_key != "t"):
+                yield (
+                    f"updates and deletes of {name} do not say which row they change",
+                    f"give it a primary key and its default replica identity, or run `alter table {sql} replica identity full`",
+                )
+            elif identity == "d" and has_long == "t" and self._mode == "rows":
+                self._warnings.append(
+                    f"{name} may have long values. PostgreSQL does not send one that an update left as it was, and the row goes "
+                    f'to quarantine. Run `alter table {sql} replica identity full`, or set mode = "columns".'
+                )
+
+    def _publication(self, database: Connection) -> Iterator[Problem]:
+        tables = ", ".join(self._sql.values())
+        found = database.rows(_PUBLICATION, self._slot)
+        published = {row[0] for row in database.rows(_PUBLISHED, self._slot)}
+        missing = [self._sql[name] for name in self._settings.tables if name not in published]
+        statement = None
+        if not found:
+            statement = f"create publication {self._slot} for table {tables}"
+        elif found[0][1] != "t":
+            statement = f"alter publication {self._slot} set (publish = 'insert, update, delete, truncate')"
+        elif missing:
+            statement = f"alter publication {self._slot} add table {', '.join(missing)}"
+        if statement:
+            try:
+                database.rows(statement)
+            except StatementError as e:
+                yield (
+                    f"the publication {self._slot} can't be made: {e}",
+                    f"let the owner of the tables run `{statement}`",
+                )
+
+    def _slot_of(self, database: Connection, *, is_new: bool) -> Iterator[Problem]:
+        found = database.rows(_SLOT, self._slot)
+        drop = f"select pg_drop_replication_slot('{self._slot}')"
+        if found:
+            plugin, is_here, is_active, status = found[0]
+            if is_active == "t":
+                raise unreachable(self._settings, f"another program reads the slot {self._slot}")
+            if plugin != "pgoutput" or is_here != "t":
+                yield (
+                    f"the slot {self._slot} is of another kind, or of another database",
+                    f"run `{drop}`, or rename the source",
+                )
+            elif status == "lost":
+                yield f"the server has removed changes that the slot {self._slot} needs", BEGIN_AGAIN
+        elif not is_new:
+            yield f"the slot {self._slot} is gone, and with it the changes since", BEGIN_AGAIN
+        else:
+            database.rows("select pg_create_logical_replication_slot(?, 'pgoutput')", self._slot)
+
+    def _left_out(self, database: Connection) -> Iterator[str]:
+        """Columns that Debezium does not send, or not as they are."""
+        for table, column, type_, is_generated, is_unfit in database.rows(_COLUMNS, "\n".join(self._settings.tables)):
+            if "t" in (is_generated, is_unfit):
+                why = "is generated" if is_generated == "t" else f"has the type {type_}"
+                self._warnings.append(
+                    f"Column {column} of {table} is left out, because it {why}, which Debezium does not send."
+                )
+                yield f"{table}.{column}"
