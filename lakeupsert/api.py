@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import wraps
-from typing import Any, Concatenate, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, TypeVar
 
 from lakeupsert.config import PublisherName
 from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
@@ -23,6 +23,7 @@ from lakeupsert.operations.run import RunOptions, RunResult, run
 from lakeupsert.operations.schema import SchemaChange, change, retype_to
 from lakeupsert.operations.snapshots import tag
 from lakeupsert.operations.statement.statement import StatementOptions, StatementResult, UpdateOptions, run_statement
+from lakeupsert.operations.stream import take_stream
 from lakeupsert.operations.vacuum import VacuumResult, vacuum
 from lakeupsert.pipeline.append.append import append
 from lakeupsert.pipeline.append.commit import AppendResult
@@ -38,6 +39,9 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.evolution import drop, rename
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.types import named_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 __all__ = ["EngineName", "HostName", "ReprocessResult", "RunResult", "SnapshotFigures", "StatementResult", "Table"]
 
@@ -90,6 +94,15 @@ class Table(ReadOnlyTable):
     def ingest(self, options: IngestOptions) -> None:
         """Take what lands, batch after batch, merge and publish it, until ``stop`` is set or ``max_seconds`` are over."""
         ingest(self._table, options)
+
+    @_commits
+    def foreach_batch(self, rows: "DataFrame", batch_id: int) -> PublishResult:
+        """Take a batch of a Spark stream, once: ``stream.writeStream.foreachBatch(table.foreach_batch)``.
+
+        It appends, merges and publishes. If Spark repeats the batch, the ledger knows it by the ids of query and batch.
+        Raises ConfigurationError if the rows do not come from a stream, or the table can't take one (`not-streamable`).
+        """
+        return take_stream(self._table, rows, batch_id)
 
     @_commits
     @_takes(AppendOptions)

@@ -75,12 +75,14 @@ class AppendOptions(BatchOptions):
         again: take only landing files whose batches were all withdrawn by a restore.
         replay_quarantine: commit the quarantined rows that pass now, instead of landing files (always in this process).
         only: the files that may be taken, as they were listed, by path; None: all.
+        folder: look only at files below it. Its own name may be one that others leave out, like ``_spark/``.
     """
 
     received: tuple[date | None, date | None] = (None, None)
     again: bool = False
     replay_quarantine: bool = False
     only: Mapping[str, ObjectInfo] | None = None
+    folder: str = ""
 
 
 CLOCKS_APART = timedelta(minutes=5)
@@ -314,7 +316,7 @@ def refuse_unadopted(table: OpenTable) -> None:
             )
 
 
-def list_landing(table: OpenTable, limit: int | None = None) -> Iterator[ObjectInfo]:
+def list_landing(table: OpenTable, below: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
     """All files of the landing zone, or the first ``limit``. Raises ConfigurationError if it is missing."""
     landing = open_landing(table.settings.landing)
     if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
@@ -323,7 +325,7 @@ def list_landing(table: OpenTable, limit: int | None = None) -> Iterator[ObjectI
             f"The landing zone {landing.root} of table {table.name!r} {no_folder(Path(landing.root))}.",
             next=f"create it, or correct `landing` in [tables.{table.name}]",
         )
-    return table.resources.landing.list("", limit=limit)
+    return table.resources.landing.list(below, limit=limit)
 
 
 @dataclass(frozen=True)
@@ -347,9 +349,9 @@ def _list_landing(
     folders: set[str] = set()
     listed = by_size = 0
     log: TableLog | None = None
-    for found in list_landing(table):
+    for found in list_landing(table, options.folder):
         log = log or log_of(found.name)
-        if not is_landing_file(found.name) or not is_candidate(found.name):
+        if not is_landing_file(found.name.removeprefix(options.folder)) or not is_candidate(found.name):
             continue
         listed += 1
         by_size += found.is_by_size
