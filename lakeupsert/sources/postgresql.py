@@ -11,7 +11,7 @@ from lakeupsert.sources.jdbc import BEGIN_AGAIN, Connection, Prepared, Problem, 
 
 _TABLES = """select n.nspname || '.' || c.relname, c.relkind, c.relreplident, has_table_privilege(c.oid, 'select'),
     exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary),
-    (select coalesce(bool_or(a.attstorage in ('x', 'e', 'm') and a.attlen < 0), false) from pg_attribute a
+    (select coalesce(bool_or(a.attstorage in ('x', 'e') and a.attlen < 0), false) from pg_attribute a
         where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
     format('%I.%I', n.nspname, c.relname)
     from pg_class c join pg_namespace n on n.oid = c.relnamespace

@@ -37,6 +37,9 @@ def capture(call: Call, source: str | None, health_file: Path | None) -> Answer:
     password = _password(name, settings)
     try:
         from lakeupsert.sources.capture import CaptureOptions, follow
+        from lakeupsert.sources.debezium import start_jvm
+
+        start_jvm()
     except ImportError as e:
         missing = f"`capture` needs {e.name or e}, which is not installed. Nothing was read."
         raise ConfigurationError("extra-missing", missing, next=install_extra("capture")) from e

@@ -1,0 +1,57 @@
+"""`[sources.NAME]`: what is refused, and what no message says."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lakeupsert.cli import main
+from lakeupsert.config import DatabaseSource, parse
+from lakeupsert.errors import ConfigurationError
+
+TABLE = '[tables.t]\nlanding = "l"\nprocessed = "p"\nkey = ["k"]\npartition_by = []\n'
+SOURCE = {
+    "from": '"postgresql://me@db:5433/shop"',
+    "table": '"t"',
+    "tables": '["public.orders"]',
+    "password_file": '"secret"',
+}
+
+
+def config(name: str = "shop", **settings: str) -> str:
+    return f"{TABLE}[sources.{name}]\n" + "\n".join(f"{key} = {value}" for key, value in {**SOURCE, **settings}.items())
+
+
+def test_settings_of_a_database() -> None:
+    found = parse("/lake/lakeupsert.toml", config(bytes='"1MiB"').encode()).sources["shop"]
+    assert isinstance(found, DatabaseSource)
+    assert (found.server.hostname, found.server.port, found.tables) == ("db", 5433, ("public.orders",))
+    assert (found.password_file, found.most_bytes, found.seconds) == ("/lake/secret", 1 << 20, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        (config(**{"from": '"postgresql://me:hidden@db/shop"'}), "credential-in-configuration", "SHOP__PASSWORD"),
+        (config(**{"from": '"mariadb://me@db/shop"'}), "bad-setting", "postgresql://"),
+        (config(table='"u"'), "bad-setting", "no such table"),
+        (config(tabels='["a"]'), "unknown-setting", "Did you mean 'tables'"),
+        (config(tables="[]"), "bad-setting", "tables"),
+        (config(bytes='"many"'), "bad-setting", "64MiB"),
+        (config(seconds="0"), "bad-setting", "seconds"),
+        (config("Shop"), "bad-setting", "small letter"),
+    ],
+)
+def test_slips_are_refused(text: str, code: str, says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse("lakeupsert.toml", text.encode())
+    assert (caught.value.code, "hidden" in str(caught.value)) == (code, False)
+    assert says in f"{caught.value.message} {caught.value.next}"
+
+
+@pytest.mark.parametrize(("name", "says"), [("shop", "password_file"), ("shops", "Did you mean 'shop'")])
+def test_source_that_can_not_begin(name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "lakeupsert.toml").write_text(config())
+    answer = CliRunner().invoke(main, ["capture", name, "--config", str(tmp_path / "lakeupsert.toml")])
+    assert answer.exit_code == 2
+    assert says in answer.output
