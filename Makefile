@@ -213,7 +213,7 @@ test-soak: setup readers ## twenty nights with kills, vacuums and a dead publish
 test-writers: setup writers ## files of 27 other packages, landed, against the values that were written; two minutes
 	@$(BIN)/pytest -m writers tests/writers
 
-test-capture: setup capture ## what Debezium records of PostgreSQL and MariaDB under 2,000 random transactions, against their rows; five minutes
+test-capture: setup capture ## what Debezium records of PostgreSQL and MariaDB under 2,000 random transactions, against their rows; lakeupsert capture, killed at random; fifteen minutes
 	@$(BIN)/pytest -m capture tests/capture
 
 planted: setup ## plants each fault of tests/planted/bugs.toml and expects a test of `make test` to fail; minutes; PLANTED_ARGS="restore queue"
