@@ -23,7 +23,7 @@ from lakeupsert.engine.attempts import attempt
 from lakeupsert.engine.cut import CutOutput, CutTask, columns_of, cut
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import Block, MergeWriter
-from lakeupsert.engine.resolve import Resolved, Rules, one_per_key, rank
+from lakeupsert.engine.resolve import Resolved, Rules, one_per_key, rank, resolve_together
 from lakeupsert.engine.runs import runs
 from lakeupsert.landing.adopted import stream_adopted
 from lakeupsert.rows.arrays import Hashes, Indices, Rows, repeat
@@ -110,7 +110,10 @@ class ArrowEngine:
     ) -> list[MergeOutput | Exception]:
         shared = _SharedFiles(spec)
         merges = [_Merge(store, spec, spec_version, task, shared, self._part_bits(spec, task)) for task in tasks]
-        outputs = [attempt(_Merge.run, merge) for merge in merges]
+        ranked = ((merge, attempt(_Merge.rank, merge)) for merge in merges)
+        most = TOGETHER_ROWS if spec.mode == "columns" else -1  # no other mode gains by it
+        together = runs(ranked, lambda pair: pair[1].rows.num_rows if isinstance(pair[1], Resolved) else 0, most)
+        outputs = [*chain.from_iterable(_finish(spec, run) for run in together)]
         superseded = digests([merge.lost for merge in merges], spec)
         return [
             output if isinstance(output, Exception) else replace(output, superseded_digest=digest)
@@ -162,18 +165,20 @@ class _Merge:
         self.lost: list[Rows] = []
         self._store, self._spec, self._spec_version, self._task = store, spec, spec_version, task
         self._shared, self._part_bits = shared, part_bits
-        self._rules = Rules(spec, task)
+        self.rules = Rules(spec, task)
+        self._begins = self._number = np.empty(0, np.int64)
+        self._stored: list[Indices] = []
         self._tally = Tally()
         self._adopted = Digest(spec)
 
-    def run(self) -> MergeOutput:
-        return self._delta() if self._task.kept else self._rewrite()
+    def run(self, found: Resolved | None) -> MergeOutput:
+        return self._rewrite() if found is None else self._delta(found)
 
     def _writer(self) -> MergeWriter:
-        return MergeWriter(self._store, self._spec, self._spec_version, self._task, self._rules, self._tally)
+        return MergeWriter(self._store, self._spec, self._spec_version, self._task, self.rules, self._tally)
 
     def _rewrite(self) -> MergeOutput:
-        spec, task, rules = self._spec, self._task, self._rules
+        spec, task, rules = self._spec, self._task, self.rules
         settled = not rules.needs_versions
         rest = self._in_key_order()
         with self._writer() as out:
@@ -224,7 +229,7 @@ class _Merge:
             yield tables
 
     def _settle(self, tables: list[Rows]) -> Rows:
-        spec, rules = self._spec, self._rules
+        spec, rules = self._spec, self.rules
         incoming = self._together(tables)
         if rules.needs_versions:
             return incoming.take(sort_by_key(incoming, spec.stored_key))
@@ -232,19 +237,27 @@ class _Merge:
         self._account(found)
         return found.take(found.winners, found.rows.schema.names, shared=True)
 
-    def _delta(self) -> MergeOutput:
+    def rank(self) -> Resolved | None:
+        """Strategy delta: the incoming rows and the stored ones of their keys, ranked. None with strategy rewrite."""
         spec, task = self._spec, self._task
+        if not task.kept:
+            return None
         incoming = self._together(list(self._arriving()))
-        begins = np.cumsum([0, *(file.rows for file in task.kept)])
-        stored = [deleted_positions(self._store, file).astype(np.int64) for file in task.kept]
-        met, number = self._met(begins, incoming, stored)
+        self._begins = np.cumsum([0, *(file.rows for file in task.kept)])
+        self._stored = [deleted_positions(self._store, file).astype(np.int64) for file in task.kept]
+        met, self._number = self._met(self._begins, incoming, self._stored)
         both = pa.concat_tables([met, incoming.select(met.schema.names)])
+        return rank(both, spec, kept_rows=met.num_rows, payload=incoming)
+
+    def _delta(self, found: Resolved) -> MergeOutput:
+        begins = self._begins
         with self._writer() as out:
-            found = self._write(out, rank(both, spec, kept_rows=met.num_rows, payload=incoming))
-        dead = np.sort(number[found.order[found.superseded]])
+            self._account(found)
+            out.write(found)
+        dead = np.sort(self._number[found.order[found.superseded]])
         ends = np.searchsorted(dead, begins)
-        lost = [dead[ends[i] : ends[i + 1]] - begins[i] for i in range(len(task.kept))]
-        positions = [np.concatenate(pair) for pair in zip(stored, lost, strict=True)]
+        lost = [dead[ends[i] : ends[i + 1]] - begins[i] for i in range(len(self._task.kept))]
+        positions = [np.concatenate(pair) for pair in zip(self._stored, lost, strict=True)]
         return out.output(sum(map(len, self.lost)), positions=positions)
 
     def _met(self, begins: Indices, incoming: Rows, stored: Sequence[Indices]) -> tuple[Rows, Indices]:
@@ -268,10 +281,13 @@ class _Merge:
         )
         for run in runs(chain.from_iterable(streams), lambda rows: rows.num_rows, TOGETHER_ROWS):
             rows = pa.concat_tables(run)
-            rows = rows.filter(is_near(rows, keys))
+            places = pc.indices_nonzero(is_near(rows, keys))
+            if len(dead):
+                places = places.filter(pc.invert(pc.is_in(rows[POSITION].take(places), dead)))
             if hashes is not None:
-                rows = rows.filter(pa.array(np.isin(key_hashes(rows, spec), hashes)))
-            tables.append(rows.filter(pc.invert(pc.is_in(rows[POSITION], dead))) if len(dead) else rows)
+                few = rows.select(spec.stored_key).take(places)
+                places = places.filter(pa.array(np.isin(key_hashes(few, spec), hashes)))
+            tables.append(rows.take(places))
         met = pa.concat_tables(tables)
         return add_ranks(met.drop_columns(POSITION), age=0, deleted=False), met[POSITION].to_numpy()
 
@@ -290,7 +306,7 @@ class _Merge:
         for file in task.deltas:
             yield from self._within(file, partial(stream, spec.base_schema))
         for file in task.tombstones:
-            for rows in stream_file(store, file, self._rules.with_times(spec.base_schema)):
+            for rows in stream_file(store, file, self.rules.with_times(spec.base_schema)):
                 yield add_ranks(in_bucket(rows, file, task, spec), age=0, deleted=True)
         for age, files in enumerate(task.batches, start=1):
             for file in files:
@@ -302,16 +318,15 @@ class _Merge:
             yield add_ranks(rows, age=age, deleted=False)
 
     def _together(self, tables: list[Rows]) -> Rows:
-        stored = self._rules.with_times(self._spec.base_schema)
+        stored = self.rules.with_times(self._spec.base_schema)
         if stored is not self._spec.base_schema or not tables:
             tables.append(add_ranks(stored.empty_table(), age=0, deleted=False))
-        return self._rules.add_times(_concat(tables))
+        return self.rules.add_times(_concat(tables))
 
-    def _write(self, out: MergeWriter, rows: Resolved, block: Block | None = None, *, again: bool = False) -> Resolved:
-        found = self._rules.resolve(rows)
+    def _write(self, out: MergeWriter, rows: Resolved, block: Block | None = None, *, again: bool = False) -> None:
+        found = self.rules.resolve(rows)
         self._account(found, again=again)
         out.write(found, block)
-        return found
 
     def _account(self, found: Resolved, *, again: bool = False) -> None:
         """Count what became of the keys, and keep the losers. ``again``: their incoming rows won in an earlier call."""
@@ -329,6 +344,18 @@ class _Merge:
             None if found.uses is None else found.uses[order],
             again=again,
         )
+
+
+def _finish(
+    spec: TableSpec, run: list[tuple[_Merge, Resolved | Exception | None]]
+) -> Iterator[MergeOutput | Exception]:
+    given = [(merge.rules, found) for merge, found in run if isinstance(found, Resolved)]
+    resolved = attempt(partial(resolve_together, spec), given)
+    each = iter([] if isinstance(resolved, Exception) else resolved)
+    for merge, found in run:
+        if isinstance(found, Resolved):
+            found = resolved if isinstance(resolved, Exception) else next(each)
+        yield found if isinstance(found, Exception) else attempt(merge.run, found)
 
 
 def is_near(rows: Rows, keys: Mapping[str, pa.Array]) -> pa.ChunkedArray:

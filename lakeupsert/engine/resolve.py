@@ -7,7 +7,7 @@ takes part only in a merge whose task needs it. `rows` does the arithmetic. Engi
 which row wins, which rows full extracts delete, and which keys are known.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -107,14 +107,19 @@ class Resolved:
         return goes & (self.order < self.kept_rows)
 
     def take(self, places: Indices, columns: list[str], *, shared: bool = False) -> Rows:
-        """The rows at these places, with these columns. ``shared``: not copied, if they are all rows in their order."""
+        """The rows at these places, with these columns. ``shared``: not copied, if they follow one another."""
         rows = self.rows
         if self.payload is not None:
             rows, places = self.payload, places - self.kept_rows
         rows = rows.select(columns)
-        if shared and len(places) == rows.num_rows and (places == np.arange(len(places))).all():
-            return rows
-        return rows.take(pa.array(places))
+        return take_rows(rows, places) if shared else rows.take(pa.array(places))
+
+
+def take_rows(rows: Rows, places: Indices) -> Rows:
+    """The rows at these places; not copied, if they follow one another."""
+    if len(places) and (places == np.arange(places[0], places[0] + len(places))).all():
+        return rows.slice(places[0], len(places))
+    return rows.take(pa.array(places))
 
 
 def rank(rows: Rows, spec: TableSpec, kept_rows: int = 0, payload: Rows | None = None) -> Resolved:
@@ -345,8 +350,29 @@ class Rules:
             found = rule.settle(found)
         return found
 
-    def resolve(self, found: Resolved) -> Resolved:
-        """What all rows of some keys come to."""
-        for rule in self._rules if found.rows.num_rows else ():
+    def resolve(self, found: Resolved, some: slice = slice(None)) -> Resolved:
+        """What all rows of some keys come to, by all rules or by ``some``."""
+        for rule in self._rules[some] if found.rows.num_rows else ():
             found = rule.apply(found)
         return found
+
+
+def resolve_together(spec: TableSpec, given: Sequence[tuple[Rules, Resolved]]) -> list[Resolved]:
+    """`Rules.resolve` for several tasks. In mode columns one call combines all their rows: it costs more than a few rows."""
+    if spec.mode == "rows" or len(given) < 2:
+        return [rules.resolve(found) for rules, found in given]
+    ranked = [rules.resolve(found, slice(int(spec.versions))) for rules, found in given]  # the rules before `Columns`
+    begins = np.cumsum([0, *(one.rows.num_rows for one in ranked)]).tolist()
+    rows, wins = pa.concat_tables([one.rows for one in ranked]), np.concatenate([one.wins for one in ranked])
+    order = np.concatenate([one.order + begin for one, begin in zip(ranked, begins, strict=False)])
+    order = put_counting_first(rows, spec, order, wins, AGE)
+    combined = combine_columns(rows, spec, order, wins, TIES)
+    results, key = [], 0
+    for one, begin in zip(ranked, begins, strict=False):
+        n, keys = one.rows.num_rows, len(one.winners)
+        chosen = take_rows(combined.rows, combined.chosen[key : key + keys])
+        own, winners = slice(begin, begin + n), n + np.arange(keys)
+        rows, uses = pa.concat_tables([one.rows, chosen]), combined.uses[own]
+        results.append(replace(one, rows=rows, order=order[own] - begin, winners=winners, uses=uses, payload=None))
+        key += keys
+    return results

@@ -16,7 +16,7 @@ If keys are unique in the whole table, one more bit of `HAS` says that a record 
 is, so a row knows by which order its partition was named.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -189,18 +189,15 @@ def combine_columns(rows: Rows, spec: TableSpec, order: Indices, wins: Mask, tie
     uses[tops] = True
     carries: Mask = np.zeros(len(tops), bool)
     carries[key_of[_find_carried(rows, spec)]] = True
-    made, chosen = [rows], tops
+    result, chosen = rows, tops
     if meet.any():
         some = np.flatnonzero(meet[key_of] & _find_counting(rows, spec, key_of, ties[0]))
-        number = np.cumsum(meet) - 1
-        merged, of_some = _merge_parts(rows.take(some), spec, number[key_of[some]], ties)
+        merged, of_some = _merge_parts(rows, spec, some, (np.cumsum(meet) - 1)[key_of[some]], tops, meet, ties)
         uses[some] |= of_some
-        chosen = np.where(meet, rows.num_rows + number, tops)
-        made.append(merged)
-    result = pa.concat_tables(made)
+        chosen = rows.num_rows + np.arange(len(tops))
+        result = pa.concat_tables([rows, merged])
     if carries.any():  # incoming rows are combined before they meet the stored ones, which do not count
         carried = mark_carried(result.take(pa.array(chosen[carries])), spec)
-        chosen = chosen.copy()
         chosen[carries] = result.num_rows + np.arange(carried.num_rows)
         result = pa.concat_tables([result, carried])
     return CombinedRows(result, chosen, uses)
@@ -241,39 +238,46 @@ def _find_carried(rows: Rows, spec: TableSpec) -> Mask:
     return carried
 
 
-def _merge_parts(rows: Rows, spec: TableSpec, keys: Indices, ties: Sequence[str]) -> tuple[Rows, Mask]:
-    """One combined row per key, and which rows contribute. Keys are 0, 1, …; each has several rows, the greatest not a delete."""
-    parts = _Parts(rows, spec, keys)
-    count = int(keys.max()) + 1
-    bits = np.zeros((count, spec.last_field_id + 1), bool)
+def _merge_parts(
+    rows: Rows, spec: TableSpec, some: Indices, keys: Indices, tops: Indices, meet: Mask, ties: Sequence[str]
+) -> tuple[Rows, Mask]:
+    """One row per key, and which of ``some`` rows contribute to the keys that ``meet``, which number them in ``keys``. Each of
+    these keys has several rows, the greatest not a delete; the row of any other key is in ``tops``."""
+    parts = _Parts(rows.select([HAS, OLDER, DELETE_FLAG, *spec.all_orders, *ties]).take(pa.array(some)), spec, keys)
+    bits = np.zeros((parts.count, spec.last_field_id + 1), bool)
     older = np.zeros((len(parts.row), spec.last_field_id + 1), bool)
     kept_delete = np.zeros(len(parts.row), bool)
-    uses = np.zeros(rows.num_rows, bool)
+    uses = np.zeros(len(some), bool)
     values: dict[str, Column] = {}
-    newest = np.zeros(len(parts.row), np.int64)
-    tops = np.zeros(count, np.int64)
-    for number, (ordering, ids) in enumerate(spec.columns_of):
+    newest, first = np.zeros(len(parts.row), np.int64), np.zeros(parts.count, np.int64)
+
+    def take(names: list[str], won: Indices) -> None:
+        source, lacks = tops.copy(), np.zeros(len(tops), bool)
+        source[meet], lacks[meet] = some[parts.row[won]], won < 0
+        values.update(zip(names, rows.select(names).take(pa.array(source, mask=lacks)).columns, strict=True))
+
+    for number, (ordering, named) in enumerate(spec.columns_of):
+        ids = named if number or spec.naming_id is None else {**named, "": spec.naming_id}
         ranked = parts.rank(number, ordering, ids, ties)
-        top = parts.first(ranked, np.ones(len(ranked), bool))
+        top = parts.first(ranked)
         if number == 0:
-            tops, newest[ranked] = top, np.arange(len(ranked))
-            deletes = parts.first(ranked, parts.deletes[ranked])
+            first, newest[ranked] = top, np.arange(len(ranked))
+            deletes = parts.first(ranked[parts.deletes[ranked]])
             kept_delete[deletes[deletes >= 0]] = True
-        hidden = {} if number or spec.naming_id is None else {"": spec.naming_id}
-        for name, id_ in {**ids, **hidden}.items():
+        for columns in parts.groups(ids):
+            id_, *_ = own = list(columns.values())
             won = parts.find_source(id_, ranked)
             alive = won >= 0
-            if name:
-                values[name] = rows[name].take(pa.array(np.where(alive, parts.row[won], 0), mask=~alive))
-            bits[:, id_] = alive & (won == top)
-            older[won[alive & (won != top)], id_] = True
+            take([name for name in columns if name], won)
+            bits[:, own] = (alive & (won == top))[:, None]
+            older[won[alive & (won != top)][:, None], own] = True
             uses[parts.row[won[alive]]] = True
-    uses[parts.row[tops]] = True
-    uses[parts.row[kept_delete]] = True
-    merged = rows.take(parts.row[tops])
-    values |= {HAS: _pack(bits), OLDER: parts.older(older, kept_delete, newest)}
-    names = merged.schema.names
-    return pa.table([values.get(name, merged[name]) for name in names], schema=merged.schema), uses
+    uses[parts.row[first]] = uses[parts.row[kept_delete]] = True
+    take([name for name in rows.schema.names if name not in {*values, HAS, OLDER}], first)
+    places = np.where(meet, rows.num_rows + np.cumsum(meet) - 1, tops)
+    for name, column in ((HAS, _pack(bits)), (OLDER, parts.older(older, kept_delete, newest))):
+        values[name] = pa.chunked_array([*rows[name].chunks, column]).take(pa.array(places))
+    return pa.table([values[name] for name in rows.schema.names], schema=rows.schema), uses
 
 
 class _Parts:
@@ -282,21 +286,21 @@ class _Parts:
     Attributes:
         row: the row of each part.
         deletes: which parts are deletes.
+        count: the number of keys.
 
     ``keys`` numbers the key of each row, from 0 on.
     """
 
     def __init__(self, rows: Rows, spec: TableSpec, keys: Indices) -> None:
         lists = rows[OLDER].combine_chunks()
-        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-        within = lists.flatten()
+        within, parents = lists.flatten(), lists_parents(lists)
         n = rows.num_rows
         self._rows, self._spec = rows, spec
-        self.row = np.concatenate([np.arange(n), np.repeat(np.arange(n), lengths)])
+        self.row = np.concatenate([np.arange(n), parents])
         self._keys = keys[self.row]
-        self._count = int(keys.max()) + 1
-        begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
-        self._depth = np.concatenate([np.zeros(n, np.int64), 1 + np.arange(len(within)) - begins])
+        self.count = int(keys.max()) + 1
+        depth = 1 + np.arange(len(parents)) - np.searchsorted(parents, parents)
+        self._depth = np.concatenate([np.zeros(n, np.int64), depth])
         has = pa.concat_arrays([rows[HAS].combine_chunks(), within.field("has")])
         self.deletes = np.concatenate([as_mask(rows[DELETE_FLAG]), as_mask(within.field("has").is_null())])
         self._orders = {
@@ -307,27 +311,31 @@ class _Parts:
         self._bits = _unpack(encoded.dictionary, spec.last_field_id + 1)
         self._codes = encoded.indices.to_numpy()
 
+    def groups(self, ids: Mapping[str, int]) -> Iterable[dict[str, int]]:
+        """These columns and their field ids, in groups: every part has all columns of a group or none of them."""
+        groups: dict[bytes, dict[str, int]] = {}
+        for name, id_ in ids.items():
+            groups.setdefault(self._bits[:, id_].tobytes(), {})[name] = id_
+        return groups.values()
+
     def find_source(self, id_: int, ranked: Indices) -> Indices:
         """For each key, the part that supplies the column with this field id; -1 if there is none or if it is a delete."""
-        won = self.first(ranked, (self._bits[:, id_][self._codes] | self.deletes)[ranked])
+        won = self.first(ranked[(self._bits[:, id_][self._codes] | self.deletes)[ranked]])
         return np.where(self.deletes[won], -1, won)
 
-    def first(self, ranked: Indices, which: Mask) -> Indices:
-        """For each key, the first of the ``ranked`` parts that is in ``which``; -1 if there is none."""
-        places = np.full(self._count, -1)
-        some = ranked[which]
-        keys = self._keys[some]
-        begins = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
-        places[keys[begins]] = some[begins]
+    def first(self, ranked: Indices) -> Indices:
+        """For each key, the first of these parts, which are sorted by key; -1 if there is none."""
+        places = np.full(self.count, -1)
+        keys = self._keys[ranked]
+        begins = np.flatnonzero(np.diff(keys, prepend=-1))
+        places[keys[begins]] = ranked[begins]
         return places
 
     def rank(self, number: int, ordering: Sequence[Ordering], ids: Mapping[str, int], ties: Sequence[str]) -> Indices:
         """The parts that have a rank in group ``number``, by key, greatest rank first. In group 0, the row's own order, every
         record has a rank."""
-        naming = [] if number or self._spec.naming_id is None else [self._spec.naming_id]
-        brings_one: Mask = np.any(self._bits[:, [*ids.values(), *naming]], axis=1)
-        has = brings_one[self._codes] | self.deletes
-        some = np.flatnonzero(has | (self._depth == 0)) if number == 0 else np.flatnonzero(has)
+        brings_one: Mask = np.any(self._bits[:, [*ids.values()]], axis=1)
+        some = np.flatnonzero(brings_one[self._codes] | self.deletes | ((self._depth == 0) & (number == 0)))
         columns = {"key": pa.array(self._keys[some])}
         sort_keys = [("key", "ascending", "at_end")]
         for i, o in enumerate(ordering):
@@ -351,7 +359,7 @@ class _Parts:
         has = pc.if_else(pa.array(deletes[stay]), pa.scalar(None, pa.binary()), has)
         orders = [self._orders[name].take(stay) for name in self._spec.all_orders]
         within = pa.StructArray.from_arrays([has, *orders], fields=list(type_.value_type))
-        lengths = np.bincount(of_key, minlength=self._count)
+        lengths = np.bincount(of_key, minlength=self.count)
         ends = np.append(0, np.cumsum(lengths)).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(ends), within, type=type_, mask=pa.array(lengths == 0))
 
@@ -366,8 +374,7 @@ def _pack(bits: Mask) -> pa.Array:
 
 def _unpack(bitmaps: pa.Array, width: int) -> Mask:
     """The matrix of `_pack`, with ``width`` columns."""
-    matrix = np.zeros((len(bitmaps), width), bool)
-    for row, bitmap in zip(matrix, bitmaps.to_pylist(), strict=True):
-        bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[:width]
-        row[: len(bits)] = bits.astype(bool)
-    return matrix
+    size = (width + 7) // 8  # not NumPy's ``count``: an empty bitmap is padded with whatever was in memory
+    data = b"".join(bitmap[:size].ljust(size, b"\0") for bitmap in bitmaps.to_pylist())
+    matrix = np.frombuffer(data, np.uint8).reshape(-1, size)
+    return np.unpackbits(matrix, axis=1, bitorder="little")[:, :width].view(bool)

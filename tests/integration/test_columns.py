@@ -106,6 +106,23 @@ def test_nights_in_any_order_through_every_step(chosen: str, tmp_path: Path, mon
     assert rows_of(table) == expected(came)
 
 
+@pytest.mark.parametrize("versions", [False, True])
+def test_partitions_that_are_merged_together_keep_their_own_columns(versions: bool, tmp_path: Path) -> None:
+    types = "".join(f'{name} = "bigint"\n' for name in COLUMNS)
+    more = f'strategy = "delta"\nversions = {str(versions).lower()}\n{DELETE}[tables.t.schema]\n{types}'
+    table = opened(tmp_path, SETTINGS + more)
+    came: list[dict[str, Any]] = []
+    for number, night in enumerate(nights(random.Random(1), 60, 3)):
+        land(tmp_path, f"{number}.jsonl", night)
+        came += night
+        table.append(host="local")
+        results = table.dedupe()
+        assert [result.strategy for result in results] == 2 * ["delta" if number else "rewrite"]
+        table.publish()
+        assert rows_of(table) == expected(came)
+    assert not table.reconcile(deep=True).unbalanced
+
+
 def test_adopted_rows_have_the_columns_of_their_files(tmp_path: Path) -> None:
     folder = tmp_path / "processed" / "day=2020-01-01"
     folder.mkdir(parents=True)
