@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from lakeupsert import clock
 from lakeupsert.config import is_remote
 from lakeupsert.errors import LakeupsertError, TryAgainError
-from lakeupsert.operations.run import show
+from lakeupsert.operations.run import clean
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.append import append
 from lakeupsert.pipeline.append.commit import AppendResult
@@ -25,7 +25,7 @@ from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.publish import PublishResult
+from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
 from lakeupsert.retries import (
@@ -55,7 +55,7 @@ class IngestOptions:
         calls_at_once: how many calls run in threads of this process; each takes its share of the memory.
         alive: called before each look, and every few seconds while it merges or waits, also in another thread.
         trouble: takes the reason why a look failed, before the next one, and "" after one that did not fail.
-        collect: takes each result as soon as it is there. None is kept.
+        collect: takes each result as soon as it is there. None is kept. It reads the table by another `Table` only.
         warn: takes each warning once in `REMIND_SECONDS`.
         leader_seconds: how long the leading process may give no sign before another one takes over.
     """
@@ -152,20 +152,25 @@ class _Rounds:
             leader = self.leadership.leader
             self.warn(f"Table {self._table.name!r}: {leader} takes what lands. This process waits until that one ends.")
             return
-        appended = self._append(look=owed)
-        if appended or owed:
-            if owed:
-                self._looked_at = clock.elapsed()
-                send_missing(self._table, lambda p: self._failed.get(p, (0.0,))[0] <= self._looked_at)
-            if self._unpublished_since is None:
-                self._unpublished_since = clock.elapsed()
-            shared = self._options.calls_at_once
-            drain = DrainOptions(stop=stop, calls_at_once=shared, alive=self._beat, collect=self._merged)
-            drain_queues(self._table, drain)
+        with self._table.leading(look=owed):
+            self._take(stop, look=owed)
         self._owed = False
         since = self._unpublished_since
         if since is not None and clock.elapsed() - since >= self._options.publish_seconds:
             self._publish()
+
+    def _take(self, stop: Stop, *, look: bool) -> None:
+        appended = self._append(look=look)
+        if not appended and not look:
+            return
+        if look:
+            self._looked_at = clock.elapsed()
+            send_missing(self._table, lambda p: self._failed.get(p, (0.0,))[0] <= self._looked_at)
+        if self._unpublished_since is None:
+            self._unpublished_since = clock.elapsed()
+        shared = self._options.calls_at_once
+        drain = DrainOptions(stop=stop, calls_at_once=shared, alive=self._beat, collect=self._merged)
+        drain_queues(self._table, drain)
 
     def publish_rest(self) -> None:
         if self.leadership.leads and self._unpublished_since is not None:
@@ -207,7 +212,9 @@ class _Rounds:
         self._options.collect(result)
 
     def _publish(self) -> None:
-        published = show(self._table)
+        with self._table.leading():
+            published = publish(self._table)
+        clean(self._table, published)
         waiting = {
             *published.waiting
         } - published.failed.keys()  # until other workers or the next whole look merge them

@@ -142,9 +142,14 @@ def merge_and_publish(
 def show(table: OpenTable, progress: Callable[[str], None] = lambda text: None) -> PublishResult:
     """Publish, and vacuum if the table keeps no old files."""
     published = publish(table)
-    if not table.settings.retention and published.snapshot is not None:
-        vacuum(table, dry=False, progress=progress, standings=published.publishers)  # for readers that list folders
+    clean(table, published, progress)
     return published
+
+
+def clean(table: OpenTable, published: PublishResult, progress: Callable[[str], None] = lambda text: None) -> None:
+    """Vacuum if the table keeps no old files, for readers that list folders."""
+    if not table.settings.retention and published.snapshot is not None:
+        vacuum(table, dry=False, progress=progress, standings=published.publishers)
 
 
 def _merge_host(table: OpenTable, options: RunOptions, appended: AppendResult | None) -> ChosenHost:

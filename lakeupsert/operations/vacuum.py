@@ -109,6 +109,7 @@ def vacuum(
     table.history.objects.ledger.extend(lambda head: _ledger_fence(head, fence, known))
     for partition in sorted({g.partition for g in survey.garbage if g.partition is not None}):
         table.history.objects.partition(partition).extend(partial(_fence, partition))
+    table.history.objects.held.forget()
     progress("looking again")
     survey = _Survey(table, publishers, before=survey)
     garbage = [g for g in survey.garbage if survey.is_fenced(g, fence)]

@@ -1,6 +1,6 @@
 """The specs, ledger entries, snapshots and manifests that were read of a table. None ever changes, so each is read once."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 
@@ -28,6 +28,8 @@ KEPT_BUCKETS = 1024
 """Buckets of the manifests that stay in memory, the last ones first: some 10 MB. Fewer: `publish` reads again what it merged."""
 LOOK_SECONDS = 30.0
 """How long workers take heads from one listing. Longer: who gets a message that another worker has answered merges in vain."""
+LISTED_SECONDS = 3600.0
+"""How often a leader looks whether all manifests are stored. More often: of a million versions it is a thousand requests."""
 KEPT_OBJECTS = 256
 """How many objects `History.get_once` keeps: results of cuts of some 10 kB, which every unit of a partition reads."""
 
@@ -43,6 +45,7 @@ class History:
         self.known_snapshot: Link[Snapshot] | None = None  # the last one read; one LIST finds a newer one
         self.kept_heads: dict[str, Link[Manifest]] = {}  # the last ones; replaced, never changed
         self._look: tuple[Link[Snapshot] | None, Manifests | None] = None, None  # of the last `look`
+        self._listed_at = float("-inf")  # of the last `list_all`
         self._works: dict[str, RewriteOrder] = {}  # kept for good
         self._immutable: dict[str, bytes] = {}  # the last `KEPT_OBJECTS`
 
@@ -70,8 +73,8 @@ class History:
 
     def head_spec(self) -> Link[TableSpec] | None:
         """The newest spec; None if the table does not exist yet. Raises ConfigurationError if it is the spec of another table."""
-        head = self.objects.specs.head()
         known = self._entries.get(max(self._entries, default=-1))
+        head = self.objects.specs.head(least=known.body.spec_version if known else -1)
         if known is not None and known.body.spec_version > (head.number if head else -1):
             raise self.objects.missing_spec(known.body.spec_version, f"Ledger entry {known.number}")
         if head is not None:
@@ -117,13 +120,12 @@ class History:
         return [self._entries[number] for number in range(low + 1, high + 1)]
 
     def forget_published(self) -> None:
-        """Drop ledger entries that the last snapshot shows, if there are many: a worker may live for months. An entry that is
+        """Drop ledger entries that the last snapshot shows, but the last ones: a worker may live for months. An entry that is
         needed again is read again. No other thread may use the table meanwhile."""
         shown = self.known_snapshot.body.batch if self.known_snapshot else 0
         old = [number for number in self._entries if number < min(shown, max(self._entries))]
-        if len(old) > KEPT_ENTRIES:
-            for number in old:
-                del self._entries[number]
+        for number in sorted(old)[:-KEPT_ENTRIES]:
+            del self._entries[number]
 
     def ledger_head(self) -> Link[LedgerEntry] | None:
         """The newest ledger entry; None if the table does not exist yet.
@@ -144,7 +146,7 @@ class History:
         known = head.body.snapshot if head is not None else None
         if known is None or (self.known_snapshot is not None and self.known_snapshot.number >= known):
             return None
-        newest = self.last_snapshot()  # somebody may have published between the two reads
+        newest = self.last_snapshot(least=known)  # somebody may have published between the two reads
         return known if newest is None or newest.number < known else None
 
     def newest_entry(self, snapshot: Link[Snapshot] | None = None) -> Link[LedgerEntry] | None:
@@ -153,9 +155,9 @@ class History:
         Raises DamagedTableError if ``snapshot`` (None: the one read last) shows a later entry. The next append would take the
         number of a lost entry, and no worker would merge that batch.
         """
-        head = self.objects.ledger.head(self._entries.get(max(self._entries, default=-1)))
         snapshot = snapshot or self.known_snapshot
         shown = snapshot.body.batch if snapshot else -1
+        head = self.objects.ledger.head(self._entries.get(max(self._entries, default=-1)), least=shown)
         if shown > (head.number if head else -1):
             raise DamagedTableError(
                 "missing-version",
@@ -165,8 +167,11 @@ class History:
                 "--output FOLDER/` still writes what readers see, for `lakeupsert adopt` of a new table",
             )
         if head is not None:
-            self._entries[head.number] = head
+            self.keep_entry(head)
         return head
+
+    def keep_entry(self, link: Link[LedgerEntry]) -> None:
+        self._entries[link.number] = link
 
     def headers(self, high: int, *, write: bool = False) -> list[LedgerEntry]:
         """Entries 0 to ``high`` without the partitions that they touched, at one GET for every 64.
@@ -197,13 +202,16 @@ class History:
             self._headers += found.entries
         return self._headers[: high + 1]
 
-    def last_snapshot(self) -> Link[Snapshot] | None:
-        self.known_snapshot = self.objects.snapshots.head(self.known_snapshot)
+    def last_snapshot(self, *, least: int = -1) -> Link[Snapshot] | None:
+        self.known_snapshot = self.objects.snapshots.head(self.known_snapshot, least=least)
         return self.known_snapshot
 
     def heads(self, partitions: Collection[str], listed: Manifests | None = None) -> dict[str, Link[Manifest]]:
         """The newest version of each partition that has one, now or when it was ``listed``. A kept one is not read again."""
-        listed, known = listed or self._list_for(len(partitions)), self.kept_heads
+        known = self.kept_heads
+        held = {partition: link for partition in partitions if (link := self._held_head(partition)) is not None}
+        asked = [partition for partition in partitions if partition not in held]
+        listed = listed or self._list_for(len(asked))
 
         def head(partition: str) -> Link[Manifest] | None:
             chain, kept = self.objects.partition(partition), known.get(partition)
@@ -214,10 +222,26 @@ class History:
             info = listed.heads.get(partition)
             return chain.listed_head(info, listed.read_at, kept) if info else None
 
-        found = zip(partitions, self._resources.map_concurrently(head, partitions), strict=True)
-        heads = {partition: link for partition, link in found if link is not None}
+        found = zip(asked, self._resources.map_concurrently(head, asked), strict=True)
+        heads = held | {partition: link for partition, link in found if link is not None}
         self.keep_heads(heads)
         return heads
+
+    def _held_head(self, partition: str) -> Link[Manifest] | None:
+        """The head of a partition that a leader has in memory; None also if the snapshot shows a later version."""
+        kept = self.kept_heads.get(partition)
+        if kept is None or not self.objects.held.covers(kept.read_at, partition=True):
+            return None
+        shown = self.known_snapshot.body.partitions.get(partition) if self.known_snapshot else None
+        return kept if shown is None or kept.number >= shown.version else None
+
+    def list_all(self, snapshots: Iterable[Snapshot]) -> Manifests | None:
+        """A listing of all manifests that is to find those of these snapshots; None: the leader's last one is young enough."""
+        if self.objects.held.leads and clock.elapsed() - self._listed_at < LISTED_SECONDS:
+            return None
+        listed = self.objects.list_manifests(snapshots)
+        self._listed_at = listed.read_at
+        return listed
 
     def keep_heads(self, heads: Mapping[str, Link[Manifest]]) -> None:
         """Keep these newest versions, and the last ones before up to `KEPT_BUCKETS`."""
@@ -233,6 +257,8 @@ class History:
 
         Both may be those of an earlier call, `LOOK_SECONDS` ago at most. A commit behind an old head finds its number taken.
         """
+        if self.objects.held.leads:
+            return self.last_snapshot(), None
         _, listed = self._look
         if asked == 1 or listed is None or clock.elapsed() - listed.read_at > LOOK_SECONDS:
             # In this order: with an older listing, a version published meanwhile would look lost.

@@ -1,12 +1,16 @@
 """An open table: its declaration, its resources, and its history as far as it was read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
+from threading import get_ident
 
 from lakeupsert.config import TableSettings
 from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.resources import Resources
+from lakeupsert.storage.keeping import KeepingStore
+from lakeupsert.table.layout import OWN_NAMES
 
 
 class OpenTable:
@@ -32,6 +36,22 @@ class OpenTable:
         self.declaration = Declaration(name, settings, origins or {}, by_folder=by_folder)
         self.resources = resources or Resources(name, settings)
         self.history = History(self.declaration, self.resources)
+        self._keeping: KeepingStore | None = None
+
+    @contextmanager
+    def leading(self, *, look: bool = False) -> Iterator[None]:
+        """For `append`, `dedupe` and `publish` of the process that leads the table: what it read or wrote before, it takes from
+        memory (ADR 0060). Others may commit meanwhile. ``look``: for what they have appended and published by now."""
+        objects, resources = self.history.objects, self.resources
+        if look:
+            objects.held.look()
+        if self._keeping is None:
+            self._keeping = KeepingStore(objects.store, OWN_NAMES)
+        resources.store, objects.held.leader = self._keeping, get_ident()
+        try:
+            yield
+        finally:
+            resources.store, objects.held.leader = objects.store, None
 
     def at_large_queue(self) -> "OpenTable":
         """The same table for the workers of its large partitions; see `Resources.at_large_queue`."""

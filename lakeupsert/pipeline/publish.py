@@ -66,9 +66,14 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
     Args:
         also: partitions that may have a newer version at the same `merged`; the heads of others are not read for that.
     """
-    begun = clock.elapsed()
+    begun, held = clock.elapsed(), table.history.objects.held
     snapshots = _Publisher(table, also)
     published = snapshots.append()
+    if published is None and held.leads:
+        held.look()  # no create has checked that there is nothing to show
+        if unpublished(table.history, table.history.last_snapshot(), table.history.newest_entry()):
+            held.forget()
+            published = snapshots.append()
     now = published or snapshots.last
     body = now.body if now else None
     behind = unpublished(table.history, now, snapshots.head)
@@ -161,13 +166,16 @@ class _Publisher:
                 self._replace_lost()
 
     def _build(self, last: Link[Snapshot] | None) -> Snapshot | None:
-        table, head = self.table, self.table.history.newest_entry(last)
+        table = self.table
+        if last is not self.stand_in:
+            table.history.known_snapshot = last
+        head = table.history.newest_entry(last)
         self.last, self.head = last, head
         if head is None:
             return None
         if (last.number if last else -1) < (-1 if head.body.snapshot is None else head.body.snapshot):
             raise _SnapshotMissingError
-        listed = table.history.objects.list_manifests([last.body] if last else [])
+        listed = table.history.list_all([last.body] if last else [])
         if last is None or last is not self.stand_in:
             new = _newest_snapshot(table, last.body if last else None, head.number, self.also, listed)
         else:
@@ -176,11 +184,12 @@ class _Publisher:
             new = _newest_snapshot(table, old, head.number, old.partitions if old else (), listed) or old
         return self._whole(last, new, listed)
 
-    def _whole(self, last: Link[Snapshot] | None, new: Snapshot | None, listed: Manifests) -> Snapshot | None:
+    def _whole(self, last: Link[Snapshot] | None, new: Snapshot | None, listed: Manifests | None) -> Snapshot | None:
         """``new``, unless it would name a missing manifest, and a failed partition holds the night back."""
         table, body, number = self.table, new or (last.body if last else None), last.number if last else -1
         objects = table.history.objects
-        self.missing = {} if body is None else missing_manifests(objects, {number + (new is not None): body}, listed)
+        snapshots = {number + (new is not None): body} if body is not None and listed is not None else {}
+        self.missing = missing_manifests(objects, snapshots, listed) if snapshots else {}
         newest = objects.snapshots.newest_number() if self.missing else None
         if newest is not None and newest > number:
             self.missing = {}  # somebody published meanwhile, and a vacuum may have trimmed what the older snapshot names
@@ -191,6 +200,7 @@ class _Publisher:
 
         Everything that the lost snapshot may have expired counts as expired, because a vacuum may have deleted the files.
         """
+        self.table.history.objects.held.forget()
         newest = self.table.history.last_snapshot()
         lost = self.table.history.lost_snapshot(self.table.history.newest_entry())
         if lost is None:
@@ -204,7 +214,7 @@ class _Publisher:
 
 
 def _newest_snapshot(
-    table: OpenTable, old: Snapshot | None, newest: int, also: Collection[str], listed: Manifests
+    table: OpenTable, old: Snapshot | None, newest: int, also: Collection[str], listed: Manifests | None
 ) -> Snapshot | None:
     """The snapshot of the greatest batch up to ``newest`` that can be shown, or None if that shows what ``old`` does."""
     shown_batch = old.batch if old else 0

@@ -20,6 +20,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.publishers import UNFINISHED, PublishedTable, Publisher
 from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.snapshot import Snapshot
 
 SILENT = "catalog-unreachable"
@@ -64,9 +65,9 @@ def publisher(table: OpenTable, name: str) -> Publisher:
             f"Table {table.name!r} has {', '.join(table.settings.publishers) or 'none'} in `publishers`, and not {name!r}.",
             next=f"add {name!r} to `publishers` in [tables.{table.name}], with the section that its page names",
         )
-    published = PublishedTable(
-        table.settings, table.history.objects, table.history.version, table.resources.map_concurrently
-    )
+    # Not the objects of the history: what a leader holds is not checked by what a publisher writes.
+    objects = TableObjects(table.resources.store)
+    published = PublishedTable(table.settings, objects, table.history.version, table.resources.map_concurrently)
     try:  # only here: a worker of a table without publishers starts without their modules
         made: Publisher = import_module(f"lakeupsert.publishers.{name}").open_publisher(published)
     except ImportError as e:

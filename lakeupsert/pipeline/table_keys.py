@@ -111,8 +111,9 @@ def _by_index(
 
 
 def _is_overtaken(objects: TableObjects, number: int) -> bool:
-    newer = objects.ledger.head()
-    return newer is not None and newer.number > number
+    objects.held.forget()
+    newest = objects.ledger.newest_number()
+    return newest is not None and newest > number
 
 
 def adopted_index(resources: Resources, host: Host, spec: TableSpec, touched: dict[str, Touched]) -> KeyIndex:

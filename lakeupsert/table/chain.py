@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from threading import get_ident
 from typing import Generic, Literal, TypeVar
 
 import msgspec
@@ -84,6 +85,36 @@ class _Try:
     result: Literal["won", "lost", "unknown"] = "unknown"
 
 
+class Held:
+    """The heads that the leader of a table takes from memory, without a LIST (ADR 0060). Other threads of its process look.
+
+    A version that is appended behind an old head finds its number taken. Then no head counts that was seen before.
+
+    Attributes:
+        leader: the thread that leads.
+    """
+
+    def __init__(self) -> None:
+        self.leader: int | None = None
+        self._looked_at = self._lost_at = 0.0
+
+    @property
+    def leads(self) -> bool:
+        return self.leader == get_ident()
+
+    def covers(self, seen_at: float, *, partition: bool = False) -> bool:
+        """Whether the head that was seen then is taken for the head. ``partition``: of a partition's chain."""
+        return self.leads and (self._lost_at if partition else max(self._lost_at, self._looked_at)) < seen_at
+
+    def look(self) -> None:
+        """Let the leader look once at each chain that is not a partition's."""
+        self._looked_at = clock.elapsed()
+
+    def forget(self) -> None:
+        """Let the leader look once at each chain."""
+        self._lost_at = clock.elapsed()
+
+
 class Chain(Generic[Body]):
     """The chain in one folder.
 
@@ -92,6 +123,7 @@ class Chain(Generic[Body]):
         body_type: a msgspec struct.
         check: raises if the new body must not follow the old one (None at the start of the chain); runs before every append.
         parse: parses encoded parts of a body at an address; raises if they can't be parsed.
+        held: the one of the table.
     """
 
     def __init__(
@@ -102,6 +134,7 @@ class Chain(Generic[Body]):
         body_type: type[Body],
         check: Callable[[Body | None, Body], None],
         parse: Callable[[Body, str], object] = lambda body, where: None,
+        held: Held | None = None,
     ) -> None:
         self._store = store
         self._folder = folder
@@ -111,11 +144,20 @@ class Chain(Generic[Body]):
         self._parse = parse
         self._tries: deque[_Try] = deque(maxlen=REMEMBERED)
         self._tried = 0
+        self._held = held or Held()
+        self._last: Link[Body] | None = None  # the head, as this object read or appended it last
 
-    def head(self, known: Link[Body] | None = None) -> Link[Body] | None:
-        """The newest version, or None if the chain is empty. If it still is ``known``, it is not read again."""
+    def head(self, known: Link[Body] | None = None, *, least: int = -1) -> Link[Body] | None:
+        """The newest version, or None if the chain is empty. If it still is ``known``, it is not read again.
+
+        A leader takes it from memory, unless that one is below ``known`` or ``least``, which are known to be there.
+        """
+        last, least = self._last, max(least, known.number if known else -1)
+        if last is not None and last.number >= least and self._held.covers(last.read_at):
+            return last
         read_at, info = clock.elapsed(), self._newest()
-        return self.listed_head(info, read_at, known) if info else None
+        self._last = self.listed_head(info, read_at, known) if info else None
+        return self._last
 
     def listed_head(self, info: ObjectInfo, read_at: float, known: Link[Body] | None = None) -> Link[Body]:
         """The version that a listing since ``read_at`` has as the newest. If it is ``known``, it is not read again.
@@ -173,6 +215,7 @@ class Chain(Generic[Body]):
             # A stalled writer must not take a number that existed and has been trimmed since.
             begun = clock.elapsed()
             if self.newest_number() != after.number:
+                self._held.forget()
                 return Outcome("lost")
         link = Link(
             number=0 if after is None else after.number + 1,
@@ -188,7 +231,11 @@ class Chain(Generic[Body]):
         result = this.result = self._send(link)
         if result == "won" and clock.elapsed() - begun > FRESH_SECONDS:
             result = this.result = "won" if self._descends(link) else "unknown"
-        return Outcome(result, link if result == "won" else None)
+        if result == "won":
+            self._last = link
+            return Outcome(result, link)
+        self._held.forget()
+        return Outcome(result)
 
     def tries(self) -> int:
         """How often this object has tried to append a version."""
@@ -300,7 +347,8 @@ class Chain(Generic[Body]):
 
     def _descends(self, link: Link[Body]) -> bool:
         """Whether the head is ``link`` or a descendant of it by parent ids."""
-        here = self.head()
+        newest = self.newest_number()
+        here = None if newest is None else self.get(newest)
         while here is not None and here.number > link.number:
             below = self.get(here.number - 1)
             here = below if below is not None and below.write_id == here.parent else None

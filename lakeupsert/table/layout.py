@@ -20,7 +20,7 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.storage import ObjectInfo, ObjectStore
 from lakeupsert.table import metadata
-from lakeupsert.table.chain import FORMAT, Chain, refuse_newer
+from lakeupsert.table.chain import FORMAT, Chain, Held, refuse_newer
 from lakeupsert.table.lease import Lease
 from lakeupsert.table.ledger import LedgerEntry, check_entry
 from lakeupsert.table.manifest import Manifest, check_manifest
@@ -68,7 +68,8 @@ _KINDS = "|".join(
     rf"{kind}-(\d+)-[0-9a-f]{{32}}\.{re.escape(ending)}"
     for kind, ending in [("unit", "json"), *((kind, ending) for kind, (_, ending) in _FILES.items())]
 )
-_OURS = re.compile(f"(?:.*/)?(?:{_KINDS})")
+OWN_NAMES = re.compile(f"(?:.*/)?(?:{_KINDS})")
+"""The names of our files, each of which is written once."""
 
 
 def _parse_spec(spec: TableSpec, where: str) -> None:
@@ -90,10 +91,11 @@ class TableObjects:
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
-        self.specs: Chain[TableSpec] = Chain(store, f"{HOME}/spec", "spec", TableSpec, check_spec, parse=_parse_spec)
-        self.ledger: Chain[LedgerEntry] = Chain(store, f"{HOME}/ledger", "ledger", LedgerEntry, check_entry)
-        self.leases: Chain[Lease] = Chain(store, f"{HOME}/leases", "lease", Lease, lambda old, new: None)
-        self.snapshots: Chain[Snapshot] = Chain(store, f"{HOME}/snapshots", "snapshot", Snapshot, check_snapshot)
+        self.held = held = Held()
+        self.specs: Chain[TableSpec] = Chain(store, f"{HOME}/spec", "spec", TableSpec, check_spec, _parse_spec, held)
+        self.ledger: Chain[LedgerEntry] = Chain(store, f"{HOME}/ledger", "ledger", LedgerEntry, check_entry, held=held)
+        self.leases: Chain[Lease] = Chain(store, f"{HOME}/leases", "lease", Lease, lambda old, new: None)  # never held
+        self.snapshots = Chain(store, f"{HOME}/snapshots", "snapshot", Snapshot, check_snapshot, held=held)
 
     def __reduce__(self) -> tuple[type["TableObjects"], tuple[ObjectStore]]:
         return TableObjects, (self.store,)
@@ -106,7 +108,7 @@ class TableObjects:
         return Chain(self.store, f"{HOME}/sources/{name}/leases", "lease", Lease, lambda old, new: None)
 
     def partition(self, partition: str) -> Chain[Manifest]:
-        return Chain(self.store, f"{PARTITIONS}{partition}", "manifest", Manifest, check_manifest)
+        return Chain(self.store, f"{PARTITIONS}{partition}", "manifest", Manifest, check_manifest, held=self.held)
 
     def list_manifests(self, snapshots: Iterable[Snapshot] = ()) -> Manifests:
         """One LIST for every `LISTED_TOGETHER` stored manifests. It is to find those of these snapshots."""
@@ -203,7 +205,7 @@ class TableObjects:
     @staticmethod
     def start_of(name: str) -> int | None:
         """The `start` in one of these names; None if it has none, for example an adopted file."""
-        match = _OURS.fullmatch(name)
+        match = OWN_NAMES.fullmatch(name)
         return int(match[match.lastindex]) if match and match.lastindex else None
 
     @staticmethod

@@ -2,9 +2,10 @@
 
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,10 +19,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from lakeupsert import Table
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.errors import ConfigurationError, RefusedError, TryAgainError
 from lakeupsert.pipeline import strategy, table_keys
 from lakeupsert.pipeline.merge import units
+from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import WorkerOptions
 from lakeupsert.pipeline.workers.worker import drain
 from lakeupsert.queue import Message
@@ -61,6 +64,7 @@ class LakeMachine(RuleBasedStateMachine):
 
     engines: Any = (ArrowEngine(),)
     key_scope: Any = "partition"
+    retention: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,6 +119,7 @@ class LakeMachine(RuleBasedStateMachine):
             versions=versions,
             publishers=publishers,
             iceberg=iceberg_settings(self.root) if "iceberg" in publishers else None,
+            **self.retention,
         )
         self.lake.rules = replace(
             self.lake.rules,
@@ -241,6 +246,57 @@ def test_lake_of_keys_that_move_equals_a_dict_after_every_step() -> None:
             self.land([rows])
 
     run_state_machine_as_test(OneRowAKey, settings=examples(6))
+
+
+class LedLake(LakeMachine):
+    """One process leads for long and takes heads from memory, while all others commit beside it."""
+
+    leader: Any = None
+    retention: ClassVar[dict[str, Any]] = {"keep_snapshots": 2, "superseded_retention": "0s"}
+
+    @rule(steps=st.lists(st.sampled_from(["append", "dedupe", "publish"]), min_size=1, max_size=4))
+    def lead(self, steps: list[str]) -> None:
+        if self.leader is None:
+            self.leader = OpenTable("t", self.lake.settings)
+        table = Table.of(self.leader)
+        with self.leader.leading():
+            for step in steps:
+                if step == "append":
+                    table.append(host="local")
+                elif step == "dedupe":
+                    table.dedupe()
+                else:
+                    table.publish()
+
+    @rule()
+    def lead_a_batch(self) -> None:
+        """What landed is seen if nobody else is in the way."""
+        before = len(self.lake.entries())
+        self.lead(["append", "dedupe", "publish"])
+        if len(self.lake.entries()) > before:
+            self.lake.check()
+
+    @precondition(lambda self: self.lake.table.snapshots())
+    @rule()
+    def vacuum(self) -> None:
+        self.lake.table.vacuum(dry=False)
+
+    @precondition(lambda self: self.lake.table.snapshots())
+    @rule(data=st.data())
+    def restore(self, data: Any) -> None:
+        numbers = [link.number for link in self.lake.table.snapshots()]
+        with suppress(RefusedError):
+            self.lake.table.restore(data.draw(st.sampled_from(numbers)), dry=False)
+
+    def teardown(self) -> None:
+        if self.leader is not None:
+            self.leader.resources.close()
+        self.land([[row("a", 0, 0)]])  # a table that is never created has nothing to vacuum
+        super().teardown()
+
+
+def test_lake_with_a_leader_equals_a_dict_after_every_step() -> None:
+    run_state_machine_as_test(LedLake, settings=examples(12))
 
 
 def test_lake_equals_a_dict_with_either_engine(spark: Any) -> None:

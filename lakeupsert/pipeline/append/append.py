@@ -164,7 +164,14 @@ def append(table: OpenTable, options: AppendOptions) -> AppendResult | None:
     """
     if options.full:
         refuse_full_extract(table.declaration)
-    return until_won(table.resources.store.uri(), partial(_attempt, table, options, _FileNotes()))
+    held, begin = table.history.objects.held, partial(_attempt, table, options, _FileNotes())
+    try:
+        return until_won(table.resources.store.uri(), begin)
+    except (ConfigurationError, RefusedError):
+        if not held.leads:
+            raise
+        held.forget()  # no create has checked what refuses the batch
+        return until_won(table.resources.store.uri(), begin)
 
 
 def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes) -> AppendResult | Repeat | None:

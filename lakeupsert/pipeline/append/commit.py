@@ -116,6 +116,7 @@ def commit_batch(
         table.resources.discard(files)
     if outcome.link is None:
         return LOST
+    table.history.keep_entry(outcome.link)
     table.resources.emit(_event(table, outcome.link, begun=ground.begun, commit_begun=begun))
     return outcome.link
 
@@ -151,8 +152,8 @@ def _append_entry(history: History, ground: Ground, job: AppendJob, entry: Ledge
             return Outcome("lost")
     while True:
         outcome = ledger.append(entry, head)
-        if outcome.result != "lost":
-            return outcome
+        if outcome.result != "lost" or history.objects.held.leads:
+            return outcome  # a leader's batch begins again, as its ground may be old
         newer = ledger.head()
         rebased = _rebase(history, job, entry, head, newer) if newer else None
         if newer is None or rebased is None:

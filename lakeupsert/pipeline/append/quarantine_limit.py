@@ -124,7 +124,7 @@ def truncated(name: str, example: str, times: str = "", first: str = "") -> Refu
 
 def _is_first(history: History, ground: Ground) -> bool:
     """Whether the table has no batch and no adopted file yet: then this batch decides which types the columns have."""
-    if ground.head is None:
-        return True
-    begin = history.entry(0)
-    return not any(e.kind == "batch" for e in ground.entries) and not (begin and begin.body.touched)
+    if any(e.kind == "batch" for e in ground.entries):
+        return False
+    begin = history.entry(0) if ground.head else None
+    return begin is None or not begin.body.touched

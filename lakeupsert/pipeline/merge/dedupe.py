@@ -32,6 +32,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.resources import Resources
 from lakeupsert.retries import CHAIN_ATTEMPTS
 from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.storage.keeping import KeepingStore
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.manifest import Manifest
 
@@ -77,18 +78,22 @@ def dedupe_partitions(
         for run in _calls(steps):
             found = merge_steps(engine, resources.store, run, resources.discard, begun)
             merges = [one for one in found if not isinstance(one, Exception)]
-            failures = {s.partition: e for s, e in zip(run, found, strict=True) if isinstance(e, Exception)}
-            links = resources.map_concurrently(partial(commit, resources, history), merges)
-            for merge, link in zip(merges, links, strict=True):
-                partition = merge.step.partition
-                if link is None:
+            links = iter(resources.map_concurrently(partial(commit, resources, history), merges))
+            failures: dict[str, Exception] = {}
+            for step, one in zip(run, found, strict=True):
+                partition, link = step.partition, next(links) if isinstance(one, Merge) else None
+                if isinstance(one, Merge) and link is not None:
+                    heads[partition] = link
+                    results[partition] = results[partition].after(one, link)
+                elif isinstance(one, Exception) and not _is_overtaken(history, step, one):
+                    failures[partition] = one
+                else:
                     lost_races[partition] += 1
                     if lost_races[partition] > CHAIN_ATTEMPTS:
                         raise races_exhausted(resources.store.uri(partition), CHAIN_ATTEMPTS)
-                else:
-                    heads[partition] = link
-                    results[partition] = results[partition].after(merge, link)
             history.keep_heads(heads)
+            if failures and isinstance(resources.store, KeepingStore):
+                resources.store.forget()  # a damaged file may be mended while this process lives
             for failure in failures.values():
                 if isinstance(failure, TryAgainError):  # what was merged is committed
                     raise failure
@@ -98,6 +103,15 @@ def dedupe_partitions(
                 results[partition] = PartitionResult(partition).failed(engine.name, failure)
             begun = clock.elapsed()
     return list(results.values())
+
+
+def _is_overtaken(history: History, step: Step, error: Exception) -> bool:
+    """Whether a file may be missing because the head has moved on, and a vacuum deleted the file."""
+    if not isinstance(error, DamagedTableError):
+        return False
+    history.objects.held.forget()
+    newest = history.objects.partition(step.partition).newest_number()
+    return newest is not None and newest > (step.head.number if step.head else -1)
 
 
 def _calls(steps: Sequence[Step]) -> Iterator[list[Step]]:
@@ -140,9 +154,8 @@ def _do_unit(
             return replace(result, status="large")
         try:
             done = _run_unit(resources.store, engine, step, unit)
-        except DamagedTableError:
-            number_now = history.objects.partition(step.partition).newest_number()
-            if number_now == (step.head.number if step.head else None):
+        except DamagedTableError as e:
+            if not _is_overtaken(history, step, e):
                 raise
             return result  # another worker committed the step, and deleted what was cut
         results.put(number, done)
