@@ -56,6 +56,10 @@ def process(*command: object, **given: Any) -> Iterator[subprocess.Popen[bytes]]
     try:
         yield started
     finally:
+        if started.stdin is not None:  # the end of its input makes it stop its server
+            started.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                started.wait(60)
         started.kill()
         started.wait()
 
