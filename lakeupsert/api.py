@@ -14,6 +14,7 @@ from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
 from lakeupsert.operations.adopt import AdoptResult, adopt
 from lakeupsert.operations.compact import compact
 from lakeupsert.operations.ingest import IngestOptions, ingest
+from lakeupsert.operations.maintain import MaintainOptions, Upkeep
 from lakeupsert.operations.reconcile import ReconcileResult, reconcile
 from lakeupsert.operations.redrive import RedriveResult, redrive
 from lakeupsert.operations.replay import replay
@@ -246,7 +247,15 @@ class Table(ReadOnlyTable):
         progress: Callable[[str], None] = lambda text: None,
     ) -> ReprocessResult:
         """Rewrite partitions that have become slow to read (``full``: all that a rewrite improves). No row changes."""
-        return compact(self._table, full=full, host=host, workers=workers, stop=stop or Stop(), progress=progress)
+        merges = None if host == "spark" else workers
+        how = ReprocessOptions(host=host, workers=merges, stop=stop, progress=progress)
+        return compact(self._table, how, full=full)
+
+    @_commits
+    @_takes(MaintainOptions)
+    def maintain(self, options: MaintainOptions) -> None:
+        """Compact, expire and vacuum again and again, until ``stop`` is set or ``max_seconds`` are over."""
+        Upkeep(self._table, options).repeat()
 
     @_commits
     def tag(self, name: str, snapshot: str | int | date | None = "published") -> Link[Snapshot] | None:

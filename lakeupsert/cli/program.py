@@ -31,7 +31,7 @@ from lakeupsert.cli.signals import (
 COMPLETION = "_LAKEUPSERT_COMPLETE"
 """The variable in which a shell asks for its completion script, or to complete a command line."""
 GROUPS = {
-    "Every night": ("run", "plan", "append", "dedupe", "worker", "publish", "ingest", "capture", "serve"),
+    "Every night": ("run", "plan", "append", "dedupe", "worker", "publish", "ingest", "maintain", "capture", "serve"),
     "Look": ("status", "history", "report", "quarantine", "diff", "explain", "reconcile"),
     "Read": ("head", "query", "files", "export", "ddl"),
     "Change": ("update", "delete"),

@@ -5,23 +5,26 @@ Writes    what `reprocess` writes, from what is stored
 Repeat    safe: a partition that was rewritten is not slow any more
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from lakeupsert.engine.by_name import HostName
 from lakeupsert.operations.reprocess import ReprocessOptions, ReprocessResult, reprocess_and_publish
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
-from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.strategy import SplitRule, worth_compacting
 from lakeupsert.table.manifest import BucketEntry
 
 
 def compact(
-    table: OpenTable, *, full: bool, host: HostName, workers: int, stop: Stop, progress: Callable[[str], None]
+    table: OpenTable, options: ReprocessOptions, *, full: bool = False, most_deltas: int | None = None
 ) -> ReprocessResult:
     """Rewrite partitions whose deltas and superseded rows cost readers much, whose buckets are far smaller than `bucket`, or
-    that were adopted and not merged since. ``full``: all partitions that a rewrite improves, also those with files from before a
-    retype."""
+    that were adopted and not merged since.
+
+    Args:
+        full: rewrite all partitions that a rewrite improves, also those with files from before a retype.
+        most_deltas: as for `worth_compacting`.
+    """
     snapshot = table.history.last_snapshot()
     table.history.ledger_head()  # an error if a newer snapshot is gone
     shown = snapshot.body.partitions if snapshot else {}
@@ -35,9 +38,9 @@ def compact(
         rule = SplitRule.of(table.settings.bucket_bytes, types, buckets)
         if full and spec and any(spec.conversions(file.renames) for bucket in buckets for file in bucket.data):
             return True
-        return len(rule.join(buckets)) < len(buckets) or any(worth_compacting(b, full=full) for b in buckets)
+        return len(rule.join(buckets)) < len(buckets) or any(
+            worth_compacting(b, full=full, most_deltas=most_deltas) for b in buckets
+        )
 
     costly = {p for p, head in heads.items() if is_costly(head.body.buckets)}
-    merges = None if host == "spark" else workers
-    options = ReprocessOptions(costly.__contains__, host=host, workers=merges, stop=stop, progress=progress)
-    return reprocess_and_publish(table, options)
+    return reprocess_and_publish(table, replace(options, selected=costly.__contains__))

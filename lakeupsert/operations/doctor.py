@@ -209,7 +209,7 @@ def _future_stamps(table: OpenTable, now: datetime) -> Iterator[Finding]:
 def _queues(table: OpenTable) -> Iterator[Finding]:
     yield from _queue(table)
     if table.resources.large_queue is not None:
-        for finding in _queue(table.at_large_queue()):
+        for finding in _queue(table.at_queue(table.resources.large_queue)):
             yield replace(finding, found=f"queue of large partitions: {finding.found}")
 
 

@@ -8,14 +8,12 @@ Repeat    safe: the process keeps nothing that the table does not have, so after
       '---------- another process leads: wait ----------------------------^
 """
 
-import logging
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from lakeupsert import clock
 from lakeupsert.config import is_remote
-from lakeupsert.errors import LakeupsertError, TryAgainError
+from lakeupsert.operations.rounds import RoundOptions, Rounds
 from lakeupsert.operations.run import clean
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.append import append
@@ -28,64 +26,24 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
-from lakeupsert.retries import (
-    KEPT_WARNINGS,
-    LEADER_SECONDS,
-    LONGEST_AWAY_SECONDS,
-    LONGEST_FAILED_SECONDS,
-    REMIND_SECONDS,
-    TICK_SECONDS,
-    WHOLE_SECONDS,
-)
+from lakeupsert.retries import LONGEST_FAILED_SECONDS, WHOLE_SECONDS
 from lakeupsert.storage import ObjectInfo, can_commit
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngestOptions:
+class IngestOptions(RoundOptions):
     """How often it looks, and who hears of what it did.
 
     Attributes:
         seconds: from one look at the landing zone to the next. Each look makes one batch. In a local landing zone, it leaves out
             files that have changed since the look before, since a copy into the zone takes time.
         publish_seconds: the longest time between a merge and the snapshot that shows it. 0: publish after each batch.
-        max_seconds: end after the first batch that ends later than this; None: no limit.
-        stop: once set, the merges that run are finished and published, and no others are begun.
-        calls_at_once: how many calls run in threads of this process; each takes its share of the memory.
-        alive: called before each look, and every few seconds while it merges or waits, also in another thread.
-        trouble: takes the reason why a look failed, before the next one, and "" after one that did not fail.
         collect: takes each result as soon as it is there. None is kept. It reads the table by another `Table` only.
-        warn: takes each warning once in `REMIND_SECONDS`.
-        leader_seconds: how long the leading process may give no sign before another one takes over.
     """
 
     seconds: float = 1.0
     publish_seconds: float = 0.0
-    max_seconds: float | None = None
-    stop: Stop | None = None
-    calls_at_once: int = 1
-    alive: Callable[[], object] = lambda: None
-    trouble: Callable[[str], object] = lambda text: None
     collect: Callable[[AppendResult | PartitionResult | PublishResult], object] = lambda result: None
-    warn: Callable[[str], None] = log.warning
-    leader_seconds: float = LEADER_SECONDS
-
-
-class Warner:
-    """Shows warnings, each once in `REMIND_SECONDS`."""
-
-    def __init__(self, show: Callable[[str], object]) -> None:
-        self._show = show
-        self.shown_at: dict[str, float] = {}
-        """When each of the last `KEPT_WARNINGS` was shown."""
-
-    def __call__(self, text: str) -> None:
-        if clock.elapsed() - self.shown_at.get(text, float("-inf")) >= REMIND_SECONDS:
-            self.shown_at[text] = clock.elapsed()
-            if len(self.shown_at) > KEPT_WARNINGS:
-                del self.shown_at[min(self.shown_at, key=self.shown_at.__getitem__)]
-            self._show(text)
 
 
 def ingest(table: OpenTable, options: IngestOptions) -> None:
@@ -94,43 +52,16 @@ def ingest(table: OpenTable, options: IngestOptions) -> None:
     It waits while the store does not answer, or another process leads. Raises all other errors of `append`, `drain_queues`
     and `publish`; a batch that was committed before is merged and published by the next process.
     """
-    rounds, stop = _Rounds(table, options), options.stop or Stop()
-    end, failures, ended_by = (
-        clock.elapsed() + (float("inf") if options.max_seconds is None else options.max_seconds),
-        0,
-        "",
-    )
-    try:
-        while not stop.is_set() and clock.elapsed() < end:
-            options.alive()
-            pause, looked_at = options.seconds, clock.elapsed()
-            try:
-                rounds.go(stop)
-                failures = 0
-                options.trouble("")
-            except TryAgainError as e:
-                failures += 1
-                pause = min(options.seconds * 2 ** min(failures, 10), LONGEST_AWAY_SECONDS)
-                options.trouble(e.message)
-                rounds.warn(f"{e.message} It tries again until that ends.")
-            then = min(looked_at + pause, end)
-            while not stop.wait(max(0.0, min(then - clock.elapsed(), TICK_SECONDS))) and clock.elapsed() < then:
-                options.alive()
-        rounds.publish_rest()
-    except LakeupsertError as e:
-        ended_by = e.code
-        raise
-    finally:
-        with suppress(TryAgainError):  # then the next process waits until the lease is old
-            rounds.leadership.release(ended_by)
+    _Rounds(table, options).repeat()
 
 
-class _Rounds:
+class _Rounds(Rounds):
     """Does round after round, and remembers the landing zone and when it published."""
 
     def __init__(self, table: OpenTable, options: IngestOptions) -> None:
-        self._table, self._options = table, options
-        self.leadership = Leadership(table.history.objects, options.leader_seconds)
+        leadership = Leadership(table.history.objects, options.leader_seconds)
+        super().__init__(table, leadership, options, "takes what lands")
+        self._options = options
         self._owed = True
         """There may be something to merge that this process, or another one, left."""
         self._looked_at = float("-inf")
@@ -143,16 +74,11 @@ class _Rounds:
         self._failed: dict[str, tuple[float, float]] = {}
         """Partitions that can't be merged: when the look at the whole table tries the merge again, and after which pause."""
         self._unpublished_since: float | None = None
-        self.warn = options.warn if isinstance(options.warn, Warner) else Warner(options.warn)
 
-    def go(self, stop: Stop) -> None:
+    def work(self, stop: Stop) -> None:
         is_time = clock.elapsed() - self._looked_at >= WHOLE_SECONDS
         owed, self._owed = self._owed or is_time, True  # until this round is done
-        if not self.leadership.lead():
-            leader = self.leadership.leader
-            self.warn(f"Table {self._table.name!r}: {leader} takes what lands. This process waits until that one ends.")
-            return
-        with self._table.leading(look=owed):
+        with self.table.leading(look=owed):
             self._take(stop, look=owed)
         self._owed = False
         since = self._unpublished_since
@@ -165,31 +91,34 @@ class _Rounds:
             return
         if look:
             self._looked_at = clock.elapsed()
-            send_missing(self._table, lambda p: self._failed.get(p, (0.0,))[0] <= self._looked_at)
+            send_missing(self.table, lambda p: self._failed.get(p, (0.0,))[0] <= self._looked_at)
         if self._unpublished_since is None:
             self._unpublished_since = clock.elapsed()
         shared = self._options.calls_at_once
-        drain = DrainOptions(stop=stop, calls_at_once=shared, alive=self._beat, collect=self._merged)
-        drain_queues(self._table, drain)
+        drain = DrainOptions(stop=stop, calls_at_once=shared, alive=self.beat, collect=self._merged)
+        drain_queues(self.table, drain)
 
-    def publish_rest(self) -> None:
-        if self.leadership.leads and self._unpublished_since is not None:
+    def give_way(self) -> None:
+        self._owed = True
+
+    def end(self) -> None:
+        if self._unpublished_since is not None:
             self._publish()
 
     def _append(self, *, look: bool) -> AppendResult | None:
         """``look``: call `append` also if no file is new, which checks the table and its landing zone."""
-        found = {one.name: one for one in list_landing(self._table) if is_landing_file(one.name)}
+        found = {one.name: one for one in list_landing(self.table) if is_landing_file(one.name)}
         new = {name: one for name, one in found.items() if self._taken.get(name) != one}
         # An object store shows an object when it is whole. Other files may be in the middle of a copy.
-        landing = self._table.settings.landing
+        landing = self.table.settings.landing
         whole = is_remote(landing) and can_commit(landing)
         ready = {name: one for name, one in new.items() if whole or self._seen.get(name) == one}
         self._seen = new
         self._note_restless(new.keys() - ready.keys())
         if not ready and not look:
             return None
-        of_batch = AppendOptions(host="local", only=ready, progress=lambda text: self._beat(), warn=self.warn)
-        appended = append(self._table, of_batch)
+        of_batch = AppendOptions(host="local", only=ready, progress=lambda text: self.beat(), warn=self.warn)
+        appended = append(self.table, of_batch)
         self._taken = {name: one for name, one in found.items() if name not in new} | ready
         if appended is not None:
             self._options.collect(appended)
@@ -199,7 +128,7 @@ class _Rounds:
         now, before = clock.elapsed(), self._restless
         self._restless = {name: before.get(name, now) for name in names}
         if late := [name for name, since in self._restless.items() if now - since >= WHOLE_SECONDS]:
-            first = self._table.resources.landing.uri(min(late))
+            first = self.table.resources.landing.uri(min(late))
             found = f"{count(len(late), 'landing file')} changed at every look for a minute and can't be taken, the first is"
             self.warn(f"{found} {first}. Land each file as a whole, by a rename.")
 
@@ -212,16 +141,11 @@ class _Rounds:
         self._options.collect(result)
 
     def _publish(self) -> None:
-        with self._table.leading():
-            published = publish(self._table)
-        clean(self._table, published)
+        with self.table.leading():
+            published = publish(self.table)
+        clean(self.table, published)
         waiting = {
             *published.waiting
         } - published.failed.keys()  # until other workers or the next whole look merge them
         self._unpublished_since = self._unpublished_since if waiting else None
         self._options.collect(published)
-
-    def _beat(self) -> None:
-        self._options.alive()
-        with suppress(TryAgainError):  # the next round finds out who leads
-            self.leadership.lead()

@@ -100,7 +100,7 @@ class ReprocessOptions:
         host: where landing files are read, and partitions merged; ``auto``: landing files where their bytes say, partitions
             here.
         workers: processes of this machine that merge, None: the host does, 0: other processes do, and this one waits for them.
-        engine: as for `dedupe`.
+        calls_at_once, engine, alive: as for `dedupe`.
         dry: only plan it.
         stop: once set, the merges that run are finished, and no others are begun.
     """
@@ -110,9 +110,11 @@ class ReprocessOptions:
     source: Source = "stored"
     host: HostChoice = "auto"
     workers: int | None = None
+    calls_at_once: int = 1
     engine: EngineName | None = None
     dry: bool = False
     stop: Stop | None = None
+    alive: Callable[[], object] = lambda: None
     progress: Callable[[str], None] = lambda text: None
 
 
@@ -204,8 +206,10 @@ def reprocess_and_publish(table: OpenTable, options: ReprocessOptions) -> Reproc
     drain_options = DrainOptions(
         host="spark" if options.host == "spark" and not options.workers else "local",
         workers=options.workers or 1,
+        calls_at_once=options.calls_at_once,
         engine=options.engine,
         stop=stop,
+        alive=options.alive,
         progress=Countdown("writing partitions", progress),
     )
     results: list[PartitionResult] = []
@@ -280,9 +284,6 @@ def _send_work(
         )
     table.resources.queue.send([Message(table.name, p, head.body.merged, name) for p, head in plan.heads.items()])
     return replace(plan, work=name)
-
-
-# ---------------------------------------------------------------- source `landing`
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which one of several processes works on a table (`ingest`), or reads a source.
+"""Which one of several processes works on a table (`ingest`, `maintain`), or reads a source.
 
 Reads     the chain of leases
 Writes    a lease every third of `LEADER_SECONDS`, and deletes the one before it
@@ -16,7 +16,7 @@ import socket
 from lakeupsert import clock
 from lakeupsert.retries import LEADER_SECONDS
 from lakeupsert.storage import NotFoundError
-from lakeupsert.table.chain import Link
+from lakeupsert.table.chain import Chain, Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.lease import Lease
 
@@ -28,9 +28,11 @@ class Leadership:
         leader: the process that led at the last look.
     """
 
-    def __init__(self, objects: TableObjects, seconds: float = LEADER_SECONDS, source: str | None = None) -> None:
-        self._store, self._seconds = objects.store, seconds
-        self._chain = objects.leases if source is None else objects.leases_of_source(source)
+    def __init__(
+        self, objects: TableObjects, seconds: float = LEADER_SECONDS, chain: Chain[Lease] | None = None
+    ) -> None:
+        """``chain``: of the leases; None: those of `ingest`."""
+        self._store, self._seconds, self._chain = objects.store, seconds, chain or objects.leases
         self._me = f"process {os.getpid()} on {socket.gethostname()}"
         self._seen: Link[Lease] | None = None
         self._mine: str | None = None

@@ -9,6 +9,7 @@ from lakeupsert.config import TableSettings
 from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.resources import Resources
+from lakeupsert.queue import WorkQueue
 from lakeupsert.storage.keeping import KeepingStore
 from lakeupsert.table.layout import OWN_NAMES
 
@@ -53,8 +54,8 @@ class OpenTable:
         finally:
             resources.store, objects.held.leader = objects.store, None
 
-    def at_large_queue(self) -> "OpenTable":
-        """The same table for the workers of its large partitions; see `Resources.at_large_queue`."""
+    def at_queue(self, queue: WorkQueue) -> "OpenTable":
+        """The same table for workers of another queue; see `Resources.at_queue`."""
         other = copy(self)
-        other.resources = self.resources.at_large_queue()
+        other.resources = self.resources.at_queue(queue)
         return other

@@ -91,12 +91,11 @@ class Resources:
         found = [queue.stats() for queue in self.queues]
         return QueueStats(sum(x.visible for x in found), sum(x.leased for x in found), sum(x.dead for x in found))
 
-    def at_large_queue(self) -> "Resources":
-        """The same for the workers of large partitions: they receive from `large_queue` and pass nothing on."""
+    def at_queue(self, queue: WorkQueue) -> "Resources":
+        """The same for workers of another queue, for example of `large_queue`, who pass nothing on."""
         _ = self.store  # one store, which counts the requests of both
         other = copy(self)
-        if self.large_queue is not None:
-            other.queue, other.large_queue = self.large_queue, None
+        other.queue, other.large_queue = queue, None
         return other
 
     def discard(self, names: Iterable[str]) -> None:

@@ -182,14 +182,15 @@ def unfolded_count(files: Sequence[DataFile], size: float) -> int:
         kept = run
 
 
-def worth_compacting(bucket: BucketEntry, *, full: bool) -> bool:
-    """Whether to rewrite the bucket between nights: it has half the debt at which a merge rewrites, or it is small and has any.
-    With ``full``, any debt is enough."""
+def worth_compacting(bucket: BucketEntry, *, full: bool, most_deltas: int | None = None) -> bool:
+    """Whether to rewrite the bucket between nights: it has half the debt at which a merge rewrites, or it is small and has any;
+    with ``most_deltas``, if it is small and has more deltas. With ``full``, any debt is enough."""
     if not bucket.settled:
         return True
-    owed = debt(bucket)
     base_bytes = sum(file.bytes for file in bucket.base)
-    return owed > (0 if full or base_bytes < SMALL_BYTES else MOST_DEBT / 2 * base_bytes)
+    if most_deltas is not None and base_bytes < SMALL_BYTES:
+        return len(bucket.deltas) > most_deltas
+    return debt(bucket) > (0 if full or base_bytes < SMALL_BYTES else MOST_DEBT / 2 * base_bytes)
 
 
 def debt(bucket: BucketEntry) -> float:

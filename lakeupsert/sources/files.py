@@ -51,7 +51,8 @@ class SourceFiles:
         self._chain: Chain[SourceEntry] = table.history.objects.source(source)
         self._head: Link[SourceEntry] | None = None
         self._position: str | None = None
-        self.leadership = Leadership(table.history.objects, leader_seconds, source)
+        leases = table.history.objects.leases_of_source(source)
+        self.leadership = Leadership(table.history.objects, leader_seconds, leases)
 
     def begin(self) -> str | None:
         """The position behind all that counts; None: nothing was read yet.

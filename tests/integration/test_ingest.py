@@ -14,6 +14,7 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.operations import ingest as ingesting
+from lakeupsert.operations import rounds
 from lakeupsert.pipeline.append.append import append
 from lakeupsert.pipeline.append.commit import AppendResult
 from lakeupsert.pipeline.append.discover import AppendOptions
@@ -400,12 +401,12 @@ def test_it_ends_in_time_and_is_alive_also_in_an_outage(
 
 def test_warnings_that_it_remembers_are_bounded(hours: Hours) -> None:
     shown = list[str]()
-    warn = ingesting.Warner(shown.append)
-    for number in range(2 * ingesting.KEPT_WARNINGS):
+    warn = rounds.Warner(shown.append)
+    for number in range(2 * rounds.KEPT_WARNINGS):
         hours.seconds += 1
         warn(f"{number}")
         warn(f"{number}")
-    assert len(shown) == 2 * len(warn.shown_at) == 2 * ingesting.KEPT_WARNINGS
+    assert len(shown) == 2 * len(warn.shown_at) == 2 * rounds.KEPT_WARNINGS
     warn("0")
     hours.seconds += REMIND_SECONDS
     warn("0")

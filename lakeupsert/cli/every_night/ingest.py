@@ -95,7 +95,7 @@ class _Account:
     """Sums over all rounds of one table, and the warnings that it gave."""
 
     def __init__(self, call: Call, table: "Table", signs: Signs) -> None:
-        from lakeupsert.operations.ingest import Warner  # imports Arrow, as the next ones
+        from lakeupsert.operations.rounds import Warner  # imports Arrow, as the next ones
         from lakeupsert.report.totals import MergeTotals
 
         self._call, self._table, self._signs = call, table, signs

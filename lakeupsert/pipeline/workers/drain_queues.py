@@ -64,7 +64,7 @@ def drain_queues(table: OpenTable, options: DrainOptions) -> list[PartitionResul
     if limit is not None:
         options = replace(options, max_seconds=max(0.0, limit - (clock.elapsed() - begun)))
     both = options.until_empty and options.both_queues
-    large = table.at_large_queue() if table.resources.large_queue is not None else None
+    large = table.at_queue(table.resources.large_queue) if table.resources.large_queue is not None else None
     collect, statuses = options.collect or results.append, set[str]()
 
     def collect_with_status(result: PartitionResult) -> None:
