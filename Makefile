@@ -265,7 +265,7 @@ lock: ## resolve requirements.lock, what of it the functions' image needs, and i
 
 VERSITYGW_VERSION := 1.8.0
 # Tests of a server that is not there are skipped, but fail in CI.
-servers: build/servers/format_reader build/servers/versitygw build/servers/fake-gcs-server build/servers/elasticmq build/servers/azurite build/servers/hadoop build/servers/iceberg-rest ## the servers that tests run against, and Spark's jars for S3 and Azure; needs Go, Maven and npm, and minutes
+servers: build/servers/format_reader build/servers/versitygw build/servers/fake-gcs-server build/servers/elasticmq build/servers/azurite build/servers/hadoop build/servers/iceberg-rest build/servers/kafka ## the servers that tests run against, and Spark's jars for S3 and Azure; needs Go, Maven and npm, and minutes
 
 build/servers/versitygw:
 	@GOBIN=$(CURDIR)/build/servers go install github.com/versity/versitygw/cmd/versitygw@v$(VERSITYGW_VERSION)
@@ -297,7 +297,8 @@ build/servers/elasticmq:
 
 build/servers/hadoop: tests/hadoop.xml
 build/servers/iceberg-rest: tests/iceberg-rest.xml
-build/servers/hadoop build/servers/iceberg-rest:
+build/servers/kafka: tests/kafka.xml
+build/servers/hadoop build/servers/iceberg-rest build/servers/kafka:
 	@rm -rf $@ $@.part
 	@$(MVN) --file $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$@.part
 	@mv $@.part $@ && touch $@

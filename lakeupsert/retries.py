@@ -102,6 +102,10 @@ SOURCE_TICK_SECONDS = 0.05
 """How often `capture` checks whether a landing file is due. Longer: rows of a quiet database land later."""
 SOURCE_IDLE_SECONDS = 10.0
 """How often `capture` keeps the position of a database that changes other tables. Longer: the database keeps more of its log."""
+SOURCE_LOOK_SECONDS = 10.0
+"""How often `capture` asks Kafka for new partitions. Longer: their messages wait longer."""
+SOURCE_ANSWER_SECONDS = 20.0
+"""How long `capture` waits for an answer of Kafka or of a schema registry before it pauses and tries again."""
 OTHERS_SECONDS = 10.0
 """How often a call that only waits for other workers looks at the partitions that are left: two requests for each."""
 PUBLISH_SECONDS = 5.0

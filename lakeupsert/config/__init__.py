@@ -7,7 +7,7 @@ from lakeupsert.config.addresses import canonical_address, is_remote, refuse_in_
 from lakeupsert.config.load import ENVIRONMENT_PREFIX, FILE_NAME, Config, load, names_in, parse
 from lakeupsert.config.messages import of_table, rename_aliases, toml_aliases, toml_key
 from lakeupsert.config.publishers import PUBLISHERS, PublisherName
-from lakeupsert.config.sources import DatabaseSource, SourceSettings
+from lakeupsert.config.sources import DatabaseSource, KafkaSource, SourceSettings
 from lakeupsert.config.types import (
     DATE_DIRECTIVES,
     POSITIONED,
@@ -37,4 +37,4 @@ __all__ += ["of_table", "rename_aliases", "toml_aliases", "toml_key"]
 __all__ += ["DATE_DIRECTIVES", "POSITIONED", "TIME_DIRECTIVES", "DeleteSettings", "DialectSettings", "EnvelopeName"]
 __all__ += ["FormatVersion", "GlueSettings", "GroupSettings", "HiveSettings", "Hook", "Hooks", "IcebergSettings"]
 __all__ += ["LargeSettings", "PublisherName", "ReadSettings", "Reading", "TableSettings", "VectorPlace", "cores"]
-__all__ += ["PUBLISHERS", "DatabaseSource", "SourceSettings", "size_of"]
+__all__ += ["PUBLISHERS", "DatabaseSource", "KafkaSource", "SourceSettings", "size_of"]

@@ -53,7 +53,18 @@ class DatabaseSource(SourceSettings, frozen=True, kw_only=True):
     """The tables to follow, with their schemas, for example ``public.orders``."""
 
 
-_KINDS: dict[str, type[SourceSettings]] = {"postgresql": DatabaseSource}
+class KafkaSource(SourceSettings, frozen=True, kw_only=True):
+    """``[sources.NAME]`` of Kafka: `from` is ``kafka://HOST:PORT,HOST:PORT``."""
+
+    topics: Names
+    """The topics to read, all partitions of each."""
+    registry: str | None = None
+    """The address of a schema registry. The messages are Avro in its wire format. Default: they are JSON."""
+    properties: str | None = None
+    """A file with more properties of librdkafka, for example for TLS and SASL, as ``client.properties`` of Java has them."""
+
+
+_KINDS: dict[str, type[SourceSettings]] = {"postgresql": DatabaseSource, "kafka": KafkaSource}
 """The class of settings for each scheme of `from`."""
 
 
@@ -88,5 +99,6 @@ def _parse(path: str, name: str, raw: dict[str, object], tables: Mapping[str, ob
         refuse("table", settings.table, f"the file has no such table.{did_you_mean(settings.table, tables)}")
     if not settings.most_bytes:
         refuse("bytes", settings.bytes, 'expected a size, for example "64MiB"')
-    file = settings.password_file
-    return msgspec.structs.replace(settings, password_file=absolute_address(path, file) if file else None)
+    given = {one: getattr(settings, one, None) for one in ("password_file", "properties")}
+    paths = {one: absolute_address(path, value) for one, value in given.items() if value is not None}
+    return msgspec.structs.replace(settings, **paths)

@@ -14,21 +14,19 @@ deletes between two snapshots are not missed, and changes of that time come once
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 
 from lakeupsert import clock
 from lakeupsert.config import DatabaseSource
 from lakeupsert.decoding import decoder_of
-from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.stop import Stop
-from lakeupsert.retries import LEADER_SECONDS, LONGEST_AWAY_SECONDS, SOURCE_IDLE_SECONDS, SOURCE_TICK_SECONDS
+from lakeupsert.retries import SOURCE_IDLE_SECONDS, SOURCE_TICK_SECONDS
 from lakeupsert.sources.debezium import Engine, Java, Lines, Position, position_of
 from lakeupsert.sources.draft import ENDING, Draft
 from lakeupsert.sources.files import SourceFiles
+from lakeupsert.sources.follow import CaptureOptions, follow
 from lakeupsert.sources.jdbc import unreachable
 from lakeupsert.sources.postgresql import Postgresql
 
@@ -58,53 +56,16 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     stream: Position | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CaptureOptions:
-    """How long it captures, and who hears of what it did.
-
-    Attributes:
-        stop: once set, it lands the transactions that are whole, and ends.
-        alive: called several times a second.
-        collect: takes the number of rows of each landing file.
-        warn: takes each warning once.
-        leader_seconds: how long the process that reads the source may give no sign before another one takes over.
-    """
-
-    stop: Stop
-    alive: Callable[[], object] = lambda: None
-    collect: Callable[[int], object] = lambda rows: None
-    warn: Callable[[str], None] = log.warning
-    leader_seconds: float = LEADER_SECONDS
-
-
-def follow(table: OpenTable, name: str, source: DatabaseSource, password: str, options: CaptureOptions) -> None:
+def follow_database(
+    table: OpenTable, name: str, source: DatabaseSource, password: str, options: CaptureOptions
+) -> None:
     """Land the rows of a database until `stop` is set.
 
     It waits while the database or a store does not answer, or another process reads the source. Raises ConfigurationError.
     """
     files = SourceFiles(table, name, ENDING, options.leader_seconds)
     one = _Capture(files, source, Postgresql(name, source, password, table.settings.mode), options)
-    failures = 0
-    try:
-        while not options.stop.is_set():
-            pause = SOURCE_TICK_SECONDS
-            try:
-                if files.leadership.lead():
-                    one.run()
-                    failures = 0
-                else:
-                    one.warn(
-                        f"Source {name!r}: {files.leadership.leader} reads it. This process waits until that one ends."
-                    )
-            except TryAgainError as e:
-                failures += 1
-                pause = min(2.0**failures, LONGEST_AWAY_SECONDS)
-                one.warn(f"{e.message} It tries again until that ends.")
-            options.alive()
-            options.stop.wait(pause)
-    finally:
-        with suppress(TryAgainError):  # then the next process waits until the lease is old
-            files.leadership.release()
+    follow(name, files, one.run, options)
 
 
 class _Capture:
@@ -114,7 +75,6 @@ class _Capture:
         self, files: SourceFiles, source: DatabaseSource, database: Postgresql, options: CaptureOptions
     ) -> None:
         self._files, self._source, self._database, self._options = files, source, database, options
-        self._warned: set[str] = set()
 
     def run(self) -> None:
         """Capture until `stop` is set, or until this process no longer reads the source."""
@@ -129,7 +89,7 @@ class _Capture:
             )
         prepared = self._database.prepare(is_new=place is None)
         for warning in prepared.warnings:
-            self.warn(warning)
+            self._options.warn(warning)
         properties = {**_COMMON, **self._database.properties(prepared.left_out)}
         if place is None or place.snapshot is None:
             place = self._run(_Snapshot(self._files, self._source, self._options.collect), properties, None)
@@ -158,11 +118,6 @@ class _Capture:
         if leadership.leads:
             landing.finish()
         return landing.place
-
-    def warn(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            self._options.warn(text)
 
 
 class _Landing:

@@ -17,6 +17,8 @@ class Draft:
     A source asks `is_due` behind a whole transaction only, so a transaction is in one file, however large it is.
     """
 
+    ending = ENDING
+
     def __init__(self, seconds: float, rows: int, size: int) -> None:
         self._seconds, self._most_rows, self._most_bytes = seconds, rows, size
         self._begin()
@@ -30,9 +32,15 @@ class Draft:
         """Add a line, without its end."""
         if not self.rows:
             self._begun = clock.elapsed()
-        self._file.write(self._gzip.compress(line + b"\n"))
+        self._write(line)
         self.rows += 1
         self._bytes += len(line)
+
+    def _write(self, line: bytes) -> None:
+        self._file.write(self._gzip.compress(line + b"\n"))
+
+    def _end(self) -> None:
+        self._file.write(self._gzip.flush())
 
     @property
     def is_full(self) -> bool:
@@ -46,7 +54,7 @@ class Draft:
         """The file, which has ended; nothing if it had no line. The next one begins."""
         data = b""
         if self.rows:
-            self._file.write(self._gzip.flush())
+            self._end()
             self._file.seek(0)
             data = self._file.read()
         self._file.close()

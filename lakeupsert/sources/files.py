@@ -71,7 +71,7 @@ class SourceFiles:
             self._trim()
         return self._position
 
-    def land(self, data: bytes, after: str) -> None:
+    def land(self, data: bytes, after: str, ending: str | None = None) -> None:
         """Make the rows of a file durable, and with them the position behind them. Without ``data``, only the position.
 
         Raises TryAgainError (``source-taken``) if another process has taken over: nothing of this file counts then.
@@ -79,7 +79,7 @@ class SourceFiles:
         number = (self._head.body.files if self._head else 0) + bool(data)
         entry = SourceEntry(
             files=number,
-            file=f"{self._source}/{number:012}{self._ending}" if data else "",
+            file=f"{self._source}/{number:012}{ending or self._ending}" if data else "",
             size=len(data),
             sha256=hashlib.sha256(data).hexdigest() if data else "",
             before=self._position,

@@ -2,7 +2,9 @@
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,10 +12,16 @@ from lakeupsert.cli.every_night.signs import health_option, signs_of_life
 from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import log_option
 from lakeupsert.cli.program import main
-from lakeupsert.config import Config, DatabaseSource
+from lakeupsert.config import Config, KafkaSource, SourceSettings
 from lakeupsert.config.messages import did_you_mean
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.phrases import install_extra
+
+if TYPE_CHECKING:
+    from lakeupsert.pipeline.opened import OpenTable
+    from lakeupsert.sources.follow import CaptureOptions
+
+    Follower = Callable[[OpenTable, str, Any, str, CaptureOptions], None]
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +31,7 @@ log = logging.getLogger(__name__)
 @health_option
 @log_option
 def capture(call: Call, source: str | None, health_file: Path | None) -> Answer:
-    """Follow a database: land a snapshot of its tables, then each change, until you stop it.
+    """Follow a database or topics of Kafka: land what is there, then each change, until you stop it.
 
     SOURCE is the name below [sources] in the configuration; leave it out if there is only one. `ingest`, in another process,
     takes the landing files. Start it a second time, on another machine, and that one waits until the first one ends.
@@ -35,15 +43,10 @@ def capture(call: Call, source: str | None, health_file: Path | None) -> Answer:
     config = call.config()
     name, settings = _source(config, source)
     password = _password(name, settings)
-    try:
-        from lakeupsert.sources.capture import CaptureOptions, follow
-        from lakeupsert.sources.debezium import start_jvm
-
-        start_jvm()
-    except ImportError as e:
-        missing = f"`capture` needs {e.name or e}, which is not installed. Nothing was read."
-        raise ConfigurationError("extra-missing", missing, next=install_extra("capture")) from e
     from lakeupsert.pipeline.opened import OpenTable
+    from lakeupsert.sources.follow import CaptureOptions
+
+    run = _follower(settings)
 
     landed = {"files": 0, "rows": 0}
     warnings: dict[str, None] = {}
@@ -53,19 +56,38 @@ def capture(call: Call, source: str | None, health_file: Path | None) -> Answer:
         landed["rows"] += rows
 
     def warn(text: str) -> None:
-        warnings[text] = None
-        log.warning("%s: %s", name, text)
+        if text not in warnings:
+            warnings[text] = None
+            log.warning("%s: %s", name, text)
 
     table = OpenTable(settings.table, config.tables[settings.table], origins=config.origins[settings.table])
     with signs_of_life(health_file, None) as signs, call.stoppable() as stop:
         options = CaptureOptions(stop=stop, alive=signs.alive, collect=collect, warn=warn)
-        follow(table, name, settings, password, options)
+        run(table, name, settings, password, options)
     text = f"Source {name}: {landed['rows']:,} rows landed in {landed['files']:,} files."
     return Answer(landed, text, json_warnings=tuple(warnings))
 
 
-def _source(config: Config, name: str | None) -> tuple[str, DatabaseSource]:
-    found = {one: settings for one, settings in config.sources.items() if isinstance(settings, DatabaseSource)}
+def _follower(settings: SourceSettings) -> "Follower":
+    is_kafka = isinstance(settings, KafkaSource)
+    try:
+        if is_kafka:
+            from lakeupsert.sources.kafka import follow_topics
+
+            return follow_topics
+        from lakeupsert.sources.capture import follow_database
+        from lakeupsert.sources.debezium import start_jvm
+
+        start_jvm()
+        return follow_database
+    except ImportError as e:
+        missing = f"`capture` needs {e.name or e}, which is not installed. Nothing was read."
+        extra = "kafka" if is_kafka else "capture"
+        raise ConfigurationError("extra-missing", missing, next=install_extra(extra)) from e
+
+
+def _source(config: Config, name: str | None) -> tuple[str, SourceSettings]:
+    found = config.sources
     if name is None and len(found) == 1:
         return next(iter(found.items()))
     if name in found:
@@ -77,7 +99,7 @@ def _source(config: Config, name: str | None) -> tuple[str, DatabaseSource]:
     )
 
 
-def _password(name: str, settings: DatabaseSource) -> str:
+def _password(name: str, settings: SourceSettings) -> str:
     """The password, or an empty text: the server may not ask for one. No message contains it."""
     if settings.password_file is None:
         return os.environ.get(f"LAKEUPSERT__SOURCES__{name.upper()}__PASSWORD", "")

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from lakeupsert.config import DatabaseSource, Hooks, TableSettings, sources, types
+from lakeupsert.config import DatabaseSource, Hooks, KafkaSource, TableSettings, sources, types
 
 Schema = dict[str, Any]
 """JSON."""
@@ -15,7 +15,7 @@ Schema = dict[str, Any]
 def settings_schema() -> Schema:
     """The schema of the file. A text with `${VAR}` has to fit it as it is written."""
     _, parts = msgspec.json.schema_components(
-        [TableSettings, DatabaseSource, Hooks], ref_template="#/definitions/{name}"
+        [TableSettings, DatabaseSource, KafkaSource, Hooks], ref_template="#/definitions/{name}"
     )
     descriptions = _descriptions()
     definitions: Schema = {name: _definition(part, descriptions.get(name, {})) for name, part in parts.items()}
@@ -39,7 +39,7 @@ def settings_schema() -> Schema:
         "properties": {
             **hooks,
             "tables": _tables("TableSettings"),
-            "sources": _tables("DatabaseSource"),
+            "sources": _tables("DatabaseSource", "KafkaSource"),
             "profiles": _tables("Profile"),
         },
         "required": ["tables"],
@@ -48,8 +48,9 @@ def settings_schema() -> Schema:
     }
 
 
-def _tables(definition: str) -> Schema:
-    return {"type": "object", "additionalProperties": {"$ref": f"#/definitions/{definition}"}}
+def _tables(*definitions: str) -> Schema:
+    refs = [{"$ref": f"#/definitions/{definition}"} for definition in definitions]
+    return {"type": "object", "additionalProperties": refs[0] if len(refs) == 1 else {"anyOf": refs}}
 
 
 def _definition(part: Schema, descriptions: dict[str, str]) -> Schema:

@@ -50,7 +50,7 @@ LARGEST_BLOCK = 1 << 28
 """Most bytes of a block, unpacked. Writers begin another block after some megabytes at most."""
 _SHARE = 4  # a row as Python objects takes several times the memory that it takes in the file
 _SYNC_BYTES = 16
-_HEADER = fastavro.parse_schema(
+HEADER = fastavro.parse_schema(
     {
         "type": "record",
         "name": "header",
@@ -61,7 +61,7 @@ _HEADER = fastavro.parse_schema(
         ],
     }
 )
-_DAMAGED = (
+DAMAGED = (
     ValueError, KeyError, IndexError, TypeError, AttributeError, MemoryError, EOFError, OverflowError, RecursionError,
     struct.error, zlib.error, lzma.LZMAError, fastavro.schema.SchemaParseException,
     fastavro.schema.UnknownType,
@@ -104,8 +104,8 @@ def open_blocks(
 
 
 def _read_header(source: Source, file: LandingInput, reading: Reading) -> _Header:
-    with unreadable_if_damaged(file, "Avro", *_DAMAGED):
-        header = _read_record(source, _HEADER, None)
+    with unreadable_if_damaged(file, "Avro", *DAMAGED):
+        header = _read_record(source, HEADER, None)
         if header["magic"] != b"Obj\x01":
             raise ValueError("it does not begin with the mark of a container file")
         schema = json.loads(header["meta"]["avro.schema"])
@@ -113,9 +113,9 @@ def _read_header(source: Source, file: LandingInput, reading: Reading) -> _Heade
         if codec not in _UNPACK:
             raise ValueError(f"codec {codec!r} is not supported; these are: {', '.join(_UNPACK)}")
         # Defaults are for fields that are not in the file, and many writers write defaults that do not fit their type.
-        parsed: Any = fastavro.parse_schema(_without(schema, "default"))
+        parsed: Any = fastavro.parse_schema(without(schema, "default"))
         columns = _columns(parsed, reading)
-        plain = fastavro.parse_schema(_without(schema, "default", "logicalType"))
+        plain = fastavro.parse_schema(without(schema, "default", "logicalType"))
     check_names(file.path, list(columns))
     old = OldCalendar.of({key.encode(): value for key, value in header["meta"].items()})
     return _Header(columns, plain, _UNPACK[codec], header["sync"], old)
@@ -128,7 +128,7 @@ def _blocks(
     unwrap = unwrap_of(reading)
     place, pending_bytes = 0, 0
     rows: list[Row] = []
-    with unreadable_if_damaged(file, "Avro", *_DAMAGED):
+    with unreadable_if_damaged(file, "Avro", *DAMAGED):
         for count, data in _unpacked_blocks(source, header):
             text, begin = io.BytesIO(data), 0
             for _ in range(count):
@@ -181,7 +181,7 @@ def _block(rows: Sequence[Row], place: int, wanted: Mapping[str, _Column], unwra
 def _array(name: str, column: _Column, rows: Sequence[Row]) -> pa.Array:
     try:
         return column.array([row.get(name) for row in rows])
-    except _DAMAGED as e:
+    except DAMAGED as e:
         raise ValueError(f"column {name!r}: {e}") from e
 
 
@@ -228,11 +228,11 @@ _UNPACK: dict[str, Callable[[bytes], bytes]] = {
 # -- types
 
 
-def _without(schema: object, *attributes: str) -> Any:  # a part of any schema is JSON of any kind
+def without(schema: object, *attributes: str) -> Any:  # a part of any schema is JSON of any kind
     if isinstance(schema, list):
-        return [_without(part, *attributes) for part in schema]
+        return [without(part, *attributes) for part in schema]
     if isinstance(schema, dict):
-        return {key: _without(value, *attributes) for key, value in schema.items() if key not in attributes}
+        return {key: without(value, *attributes) for key, value in schema.items() if key not in attributes}
     return schema
 
 

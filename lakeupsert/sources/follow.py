@@ -1,0 +1,59 @@
+"""What every source does until somebody stops it: one process reads it, others wait, and so does this one after an outage."""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from lakeupsert.errors import TryAgainError
+from lakeupsert.pipeline.stop import Stop
+from lakeupsert.retries import LEADER_SECONDS, LONGEST_AWAY_SECONDS, SOURCE_TICK_SECONDS
+from lakeupsert.sources.files import SourceFiles
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureOptions:
+    """How long it captures, and who hears of what it did.
+
+    Attributes:
+        stop: once set, it lands what is whole, and ends.
+        alive: called several times a second.
+        collect: takes the number of rows of each landing file.
+        warn: takes each warning, also again.
+        leader_seconds: how long the process that reads the source may give no sign before another one takes over.
+    """
+
+    stop: Stop
+    alive: Callable[[], object] = lambda: None
+    collect: Callable[[int], object] = lambda rows: None
+    warn: Callable[[str], None] = log.warning
+    leader_seconds: float = LEADER_SECONDS
+
+
+def follow(name: str, files: SourceFiles, run: Callable[[], None], options: CaptureOptions) -> None:
+    """Call ``run`` whenever this process leads, until `stop` is set.
+
+    It waits while the source or a store does not answer, or another process reads the source. Raises all other errors of ``run``.
+    """
+    failures = 0
+    try:
+        while not options.stop.is_set():
+            pause = SOURCE_TICK_SECONDS
+            try:
+                if files.leadership.lead():
+                    run()
+                    failures = 0
+                else:
+                    leader = files.leadership.leader
+                    options.warn(f"Source {name!r}: {leader} reads it. This process waits until that one ends.")
+            except TryAgainError as e:
+                failures += 1
+                pause = min(2.0**failures, LONGEST_AWAY_SECONDS)
+                options.warn(f"{e.message} It tries again until that ends.")
+            options.alive()
+            options.stop.wait(pause)
+    finally:
+        with suppress(TryAgainError):  # then the next process waits until the lease is old
+            files.leadership.release()
