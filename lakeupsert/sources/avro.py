@@ -42,7 +42,7 @@ class Registry:
         self._known: dict[int, Schema | None] = {}
 
     def read(self, data: bytes) -> tuple[Schema, object] | None:
-        """The schema of a message or key, and the value; None if the bytes are no value of a schema that is known."""
+        """The schema of a message or key, and the value; None if the bytes do not fit a schema that is known."""
         schema = self._schema_of(data)
         value = None if schema is None else _read(schema, data)
         return None if schema is None or value is None else (schema, value)

@@ -1,4 +1,4 @@
-"""What every source does until somebody stops it: one process reads it, others wait, and so does this one after an outage."""
+"""The loop of every source until somebody stops it: one process reads it, others wait, and so does this one after an outage."""
 
 import logging
 from collections.abc import Callable

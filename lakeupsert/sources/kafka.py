@@ -2,7 +2,7 @@
 
 Reads     all partitions of the topics, in no consumer group; schemas from a registry
 Writes    landing files, each with the position behind it (`sources.files`)
-Repeat    safe: the next process goes on behind the last landing file
+Repeat    safe: the next process begins behind the last landing file
 
     begin -> look: partitions, and whether each topic is still the same -> read -> land when it is due, and so on
                '------------------------- every few seconds --------------------------'

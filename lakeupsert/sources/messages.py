@@ -11,7 +11,7 @@ from lakeupsert.decoding import decoder_of
 
 TIMESTAMP = "__kafka_timestamp"
 COLUMNS = ("__kafka_topic", "__kafka_partition", "__kafka_offset", TIMESTAMP, "__kafka_key")
-"""What a row says of its message, each if the configuration of its table names the column."""
+"""Columns of a row about its message, each if the configuration of its table names the column."""
 TOMBSTONE = "__kafka_tombstone"
 """The column that is true in the row of a tombstone, and that no other row has."""
 _WHITE = b" \t\r\n"
@@ -41,7 +41,7 @@ def line_of(value: bytes, more: Mapping[str, object]) -> bytes:
 
 
 def refused_line(value: bytes) -> bytes:
-    """A text with all bytes of a message, those that are not UTF-8 as surrogates. It is no row, so it goes to quarantine."""
+    """A text with all bytes of a message; surrogates stand for bytes outside UTF-8. Readers refuse it as a row."""
     return json.dumps(value.decode(errors="surrogateescape")).encode()
 
 

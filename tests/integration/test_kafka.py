@@ -44,9 +44,6 @@ QUIET = {"log_level": 2}
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-
-        yield SimpleNamespace(address="127.0.0.1:" + os.environ["DEVPORT"])
-        return
     with Broker(tmp_path_factory.mktemp("kafka")) as one:
         yield one
 
@@ -159,7 +156,19 @@ def test_values_are_rows_and_kafkas_columns_come_if_the_table_names_them(tmp_pat
 
 
 POISON = [
-    *(b"", b" ", b"\n" * 5, b"7", b"null", b'"text"', b"[{}]", b"[1, 2]", b"\xff\x00\n{", b"\xef\xbb\xbf{}", b"{" * 2000),
+    *(
+        b"",
+        b" ",
+        b"\n" * 5,
+        b"7",
+        b"null",
+        b'"text"',
+        b"[{}]",
+        b"[1, 2]",
+        b"\xff\x00\n{",
+        b"\xef\xbb\xbf{}",
+        b"{" * 2000,
+    ),
     *(b'{"id": 1', b'{"id": 1}\n{"id": 2}', b'{"id": NaN}', b'{"id": "a\nb"}', b'{"a":"}', b'{"id": "\xff"}'),
 ]
 
@@ -310,7 +319,7 @@ class Registry(BaseHTTPRequestHandler):
 
     schemas: ClassVar[list[dict[str, Any]]] = []
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         number = int(self.path.rpartition("/")[2])
         is_known = self.path.startswith("/schemas/ids/") and 0 < number <= len(self.schemas)
         self.send_response(200 if is_known else 404)
@@ -359,7 +368,15 @@ def test_avro_of_a_registry_keeps_its_types_and_a_new_schema_begins_a_file(
     topics.create()
     at = datetime(2026, 11, 29, 12, 0, 0, 123456, UTC)
     row = {"id": 1, "ts": at, "price": Decimal("8.70")}
-    bad = [b"", b"\0", b"{}", wire(9, old, row), wire(1, old, row) + b"x", wire(1, old, row)[:-1], wire(1, old, row)[:5]]
+    bad = [
+        b"",
+        b"\0",
+        b"{}",
+        wire(9, old, row),
+        wire(1, old, row) + b"x",
+        wire(1, old, row)[:-1],
+        wire(1, old, row)[:5],
+    ]
     topics.send(wire(1, old, row), wire(1, old, {**row, "id": 2}), wire(2, new, {**row, "note": "n"}), *bad)
     topics.send(wire(1, old, {**row, "id": 3}), wire(1, old, {**row, "id": 4}))
     topics.send(None, key=wire(3, Registry.schemas[2], {"id": 3}))
