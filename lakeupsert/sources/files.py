@@ -13,13 +13,14 @@ So a process that stalls between the two creates finds its place taken, and what
 """
 
 import hashlib
+from contextlib import suppress
 
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.pipeline.append.landing_dates import received_on
 from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.retries import LEADER_SECONDS, SENDS, SOURCE_ENTRIES_SECONDS
-from lakeupsert.storage import StoreUnavailableError, UnknownOutcomeError, can_commit, open_store
+from lakeupsert.storage import NotFoundError, StoreUnavailableError, UnknownOutcomeError, can_commit, open_store
 from lakeupsert.table.chain import Chain, Link, sends
 from lakeupsert.table.source import SourceEntry
 
@@ -64,7 +65,7 @@ class SourceFiles:
         if file is not None:
             self._head = self._chain.head()  # another process may have begun between the two calls
             if self._head is None:
-                raise self._position_lost(file.name)
+                raise self._position_lost(file.name, "no position")
         if self._head is not None:
             entry = self._head.body
             self._position = entry.after if self._counts(entry) else entry.before
@@ -99,7 +100,7 @@ class SourceFiles:
         found = self._landing.head(entry.file)
         if found is None and self._was_taken(entry):
             return True
-        return not self._create(entry, b"") if found is None else found.size > 0
+        return not self._create(entry, b"")
 
     def _was_taken(self, entry: SourceEntry) -> bool:
         """Whether a batch took the file before somebody removed it."""
@@ -108,7 +109,10 @@ class SourceFiles:
         return any((file.path, file.sha256) == (entry.file, entry.sha256) for batch in batches for file in batch.files)
 
     def _create(self, entry: SourceEntry, data: bytes) -> bool:
-        """Create the landing file. False: another process has created it, with other content."""
+        """Create the landing file of an entry, or an empty one. False: the other one of the two is there.
+
+        Raises ConfigurationError if a third one is: the chain is older than the landing files.
+        """
         if not entry.file:
             return True
         for _ in sends():
@@ -117,9 +121,11 @@ class SourceFiles:
                     return True
             except UnknownOutcomeError:
                 pass
-            found = self._landing.head(entry.file)
-            if found is not None:
-                return (found.size > 0) == (len(data) > 0)
+            with suppress(NotFoundError):
+                stored = self._landing.get(entry.file)
+                if stored and hashlib.sha256(stored).hexdigest() != entry.sha256:
+                    raise self._position_lost(entry.file, "another position")
+                return bool(stored) == bool(data)
         raise StoreUnavailableError(
             "store-unreachable",
             f"{self._landing.uri(entry.file)}: {SENDS} attempts to create it got no answer.",
@@ -133,13 +139,14 @@ class SourceFiles:
             next="start only one process for a source, or let this one wait by starting it again",
         )
 
-    def _position_lost(self, file: str) -> ConfigurationError:
+    def _position_lost(self, file: str, what: str) -> ConfigurationError:
         source, name = self._source, self._table.name
         return ConfigurationError(
             "position-lost",
-            f"{self._landing.uri(file)} is a landing file of source {source!r}, and table {name!r} has no position of that "
-            "source. A new snapshot would not say which rows were deleted since.",
-            next=f"copy `_lakeupsert/sources/{source}` from the folder of the table that had it, or rename the source",
+            f"{self._landing.uri(file)} is a landing file of source {source!r}, and table {name!r} has {what} of that "
+            "source. Nobody knows which changes came since. The file stays as it is.",
+            next=f"copy the newest `_lakeupsert/sources/{source}` from the folder of the table that had it, or begin again with "
+            'another source, see "Begin again" in docs/CAPTURE.md',
         )
 
     def _trim(self) -> None:
