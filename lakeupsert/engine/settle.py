@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lakeupsert.engine.batch import AppendJob, with_partition
 from lakeupsert.engine.misplaced import count_misplaced
 from lakeupsert.engine.reports import Report, Written
+from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.rows.arrays import Hashes, Indices, Rows
 from lakeupsert.rows.buckets import buckets, cut_by_number, cut_into_pieces, key_hashes
 from lakeupsert.rows.convert import as_mask
@@ -56,7 +56,7 @@ class RowBuffer:
         if not self._job.spec.settles_early or not _has_many_versions(rows, self._job.spec):
             return
         ranked = _Ranked(self._job.spec, rows)
-        losers = ranked.order.filter(pc.invert(ranked.wins))
+        losers = ranked.order.filter(pa.array(~ranked.stays))
         columns = hashed_columns(self._job.spec)
         hashes = row_hashes(rows.select(columns).take(losers), columns)
         counts = np.bincount(ranked.codes[losers.to_numpy()], minlength=len(ranked.partitions))
@@ -66,7 +66,7 @@ class RowBuffer:
                 digest = digest_text(total)
                 self.lost.append(Written(partition, count, count, digest, digest, (), misplaced=misplaced))
                 misplaced = 0
-        self.tables = [rows.take(ranked.order.filter(ranked.wins))]
+        self.tables = [rows.take(ranked.order.filter(pa.array(ranked.stays)))]
         self._bytes = self.tables[0].nbytes
 
 
@@ -106,6 +106,8 @@ class _Ranked:
         partitions: their names.
         codes: for each row the number of its partition in ``partitions``.
         order, wins: as of `rank.sort_by_rank`.
+        stays: in that order, the rows that no other one makes superfluous. A row without a partition stays, even if it loses:
+            if the key index refuses the one that wins, it refuses all of its key.
         misplaced: see `count_misplaced`.
     """
 
@@ -116,6 +118,8 @@ class _Ranked:
         self.codes: NDArray[np.int32] = encoded.indices.to_numpy()
         numbered = rows.set_column(rows.schema.get_field_index(PARTITION), PARTITION, encoded.indices)
         self.order, self.wins = sort_by_rank(numbered, spec, (FILE, PLACE), by=[PARTITION])
+        alone = self.codes[self.order.to_numpy()] == encoded.dictionary.index(UNPLACED).as_py()
+        self.stays = as_mask(self.wins) | alone if spec.settles_early else np.ones(rows.num_rows, bool)
         self.misplaced = count_misplaced(rows, spec, self.order, self.wins)
 
 
@@ -176,15 +180,14 @@ def settle_and_write(job: AppendJob, tables: Sequence[Rows]) -> list[Written]:
     """Settle the rows and write a file for each partition, or range of one, all into one object (ADR 0008).
 
     Each file is sorted by key, with one row per key; a large one becomes several. In mode columns and in a table with a
-    history the files keep every row, since a row that loses is still needed.
+    history the files keep every row, since a row that loses is still needed. So do those of rows without a partition.
     """
     spec = job.spec
     rows = pa.concat_tables(tables)
     if rows.num_rows == 0:
         return []
     ranked = _Ranked(spec, rows)
-    places, wins = ranked.order.to_numpy(), as_mask(ranked.wins)
-    stays = wins if spec.settles_early else np.ones(len(wins), bool)
+    places, wins, stays = ranked.order.to_numpy(), as_mask(ranked.wins), ranked.stays
     kept = rows.take(ranked.order.filter(pa.array(stays)))
     n = len(ranked.partitions)
     count = np.bincount(ranked.codes, minlength=n)

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.config import DeleteSettings, ReadSettings, load
+from lakeupsert.engine import hosts
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline import history, table_keys
 from lakeupsert.table import ledger
@@ -186,6 +187,31 @@ def test_unknown_key_is_refused_and_replayed_once_its_row_has_come(tmp_path: Pat
     night(lake, 4, row("y", 2, 4))
     assert places(lake) == [("b", 0)]
     assert not [reasons for _, e in lake.entries()[-2:] for reasons in e.quarantined]
+
+
+@pytest.mark.parametrize("buffer", [None, 1])
+@pytest.mark.parametrize("orders", [(4, 5), (5, 4), (4, 4)])
+def test_every_delete_of_an_unknown_key_is_refused(
+    tmp_path: Path, orders: tuple[int, int], buffer: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that loses to another delete of its batch: it neither deletes an older row that comes later, nor is it gone."""
+    if buffer:
+        monkeypatch.setattr(hosts, "HELD_BYTES", buffer)
+    lake = Lake(tmp_path, key_scope="table", unknown_deletes="quarantine")
+    night(lake, 1, row("a", 0, 1))
+    lake.land("2.jsonl", [], [by_key("x", ts) for ts in orders])
+    lake.run()
+    assert lake.entries()[-1][1].quarantined == {"unknown_key": 2}
+    reconcile(lake)
+    night(lake, 3, row("x", 2, 3))
+    assert places(lake) == [("a", 0), ("x", 2)]
+    reconcile(lake)
+    lake.passes = lambda one, entry: bool(entry.replayed)
+    lake.table.append(replay_quarantine=True)
+    lake.finish_and_check()
+    assert places(lake) == [("a", 0)]
+    assert lake.entries()[-1][1].rows_read == 2
+    assert_proved(lake.table, may_lack_sources=True)  # the replayed rows are in no landing file
 
 
 def test_quarantine_limit_counts_unknown_keys(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from lakeupsert.engine.keys import effects
 from lakeupsert.engine.keys.carry import as_carried, newer_parts
 from lakeupsert.engine.keys.effects import ALONE, Effect
 from lakeupsert.engine.keys.index import IndexTarget, add_hashes, arrived_schema, by_partition
-from lakeupsert.engine.keys.lives import UnknownKeys
 from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.rows.arrays import Column, Indices, Rows, repeat
 from lakeupsert.rows.buckets import cut_by_number
@@ -103,11 +102,11 @@ class Batch:
             self._gone[number].append(of_file[POSITION].to_numpy())
             digests[self.files[number][0]].add(of_file)
 
-    def written(self, carry: Callable[[Rows], Rows], unknown: UnknownKeys | None) -> "WrittenBatch":
+    def written(self, carry: Callable[[Rows], Rows]) -> "WrittenBatch":
         """Write what does not stay where it landed; ``carry`` as in `settle`."""
         spec, found = self._to.spec, self._found
         carried = carry(pa.concat_tables(found[effects.Moved])) if found[effects.Moved] else None
-        out = WrittenBatch(self._to, *self._without_gone(unknown))
+        out = WrittenBatch(self._to, *self._without_gone())
         columns = [*spec.tombstone_schema.names, FILE, PLACE, DELETE_FLAG, PARTITION, MOVED_TO]
         for kind in (effects.Left, effects.Copied):
             if any(rows.num_rows for rows in found[kind]):
@@ -130,7 +129,7 @@ class Batch:
             out.add(self._read(number, at).append_column(PARTITION, at[PARTITION]))
         return out
 
-    def _without_gone(self, unknown: UnknownKeys | None) -> tuple[dict[str, Touched], set[str]]:
+    def _without_gone(self) -> tuple[dict[str, Touched], set[str]]:
         """The batch without the rows that do not count and without `UNPLACED`, and the vectors that were written for it."""
         stay = [(n, file) for n, (partition, file) in enumerate(self.files) if partition != UNPLACED]
         files = [file for _, file in stay]
@@ -141,7 +140,7 @@ class Batch:
         live = mark_deleted(self._to.store, files, positions, partial(TableObjects.new, "vectors", self._to.start))
         by_place = {f.place: f for f in live}
         result = dict(self._touched)
-        alone = result.pop(UNPLACED, NOTHING)
+        result.pop(UNPLACED, None)
         for partition in self._lost.keys() | self._away.keys():
             before, lost, away = result[partition], self._lost[partition], self._away[partition]
             result[partition] = msgspec.structs.replace(
@@ -155,9 +154,6 @@ class Batch:
         result = {partition: t for partition, t in result.items() if t.rows or partition not in self._away}
         for partition, digest in self._lost_alone.items():
             result[partition] = _with_lost(result.get(partition, NOTHING), digest.rows, str(digest))
-        if unknown is not None and alone.superseded:
-            before = result.get(unknown.partition, NOTHING)
-            result[unknown.partition] = _with_lost(before, alone.superseded, alone.superseded_digest)
         return result, {name for f in live for name in f.objects} - {name for f in files for name in f.objects}
 
     def _refused_rows(self) -> dict[Reason, Rows]:

@@ -108,7 +108,7 @@ def settle(
                 batch.take(effect)
                 if isinstance(effect, Indexed):
                     keys.write(align(effect.rows.take(pc.sort_indices(effect.rows[HASH])), key_schema(spec)))
-    out = batch.written(carry, unknown)
+    out = batch.written(carry)
     return Settled(
         {partition: t for partition, t in sorted(out.touched.items()) if t.rows},  # all rows of the others are refused
         tuple(keys.files),
