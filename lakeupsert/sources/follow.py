@@ -50,7 +50,7 @@ def follow(name: str, files: SourceFiles, run: Callable[[], None], options: Capt
                     options.warn(f"Source {name!r}: {leader} reads it. This process waits until that one ends.")
             except TryAgainError as e:
                 failures += 1
-                pause = min(2.0**failures, LONGEST_AWAY_SECONDS)
+                pause = min(2.0 ** min(failures, 10), LONGEST_AWAY_SECONDS)
                 options.warn(f"{e.message} It tries again until that ends.")
             options.alive()
             options.stop.wait(pause)

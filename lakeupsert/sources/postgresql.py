@@ -13,7 +13,8 @@ _TABLES = """select n.nspname || '.' || c.relname, c.relkind, c.relreplident, ha
     exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary),
     (select coalesce(bool_or(a.attstorage in ('x', 'e') and a.attlen < 0), false) from pg_attribute a
         where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
-    format('%I.%I', n.nspname, c.relname)
+    format('%I.%I', n.nspname, c.relname), has_schema_privilege(n.oid, 'usage'), row_security_active(c.oid),
+    exists (select from pg_inherits i where i.inhparent = c.oid)
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where n.nspname || '.' || c.relname = any (string_to_array(?, E'\\n'))"""
 _COLUMNS = """select n.nspname || '.' || c.relname, a.attname, format_type(a.atttypid, null), a.attgenerated <> '',
@@ -21,11 +22,16 @@ _COLUMNS = """select n.nspname || '.' || c.relname, a.attname, format_type(a.att
     from pg_attribute a join pg_class c on c.oid = a.attrelid join pg_namespace n on n.oid = c.relnamespace
     join pg_type t on t.oid = a.atttypid
     where a.attnum > 0 and not a.attisdropped and n.nspname || '.' || c.relname = any (string_to_array(?, E'\\n'))"""
-_MINE = "select current_setting('wal_level'), rolreplication or rolsuper from pg_roles where rolname = current_user"
+_MINE = """select current_setting('wal_level'), rolreplication or rolsuper, current_setting('server_version_num')
+    from pg_roles where rolname = current_user"""
 _PUBLICATION = (
     "select puballtables, pubinsert and pubupdate and pubdelete and pubtruncate from pg_publication where pubname = ?"
 )
 _PUBLISHED = "select schemaname || '.' || tablename from pg_publication_tables where pubname = ?"
+_PARTLY = """select p.prrelid::regclass::text from pg_publication_rel p join pg_publication b on b.oid = p.prpubid
+    where b.pubname = ? and (p.prattrs is not null or p.prqual is not null)"""
+_OLDEST, _LISTS = 130000, 150000
+"""Versions of PostgreSQL: the first with all that these queries name, and the first with lists of columns and row filters."""
 _SLOT = "select plugin, database = current_database(), active, wal_status from pg_replication_slots where slot_name = ?"
 
 
@@ -70,7 +76,7 @@ class Postgresql:
         with Connection(self.kind, self._settings, self._password) as database:
             problems = [*self._server(database), *self._tables(database)]
             if not problems:
-                problems = [*self._publication(database), *self._slot_of(database, is_new=is_new)]
+                problems = [*self._publication(database, is_new=is_new), *self._slot_of(database, is_new=is_new)]
             if problems:
                 raise unfit(self._settings, problems)
             return Prepared(tuple(self._left_out(database)), tuple(self._warnings))
@@ -86,7 +92,10 @@ class Postgresql:
             database.rows("select pg_logical_emit_message(true, 'lakeupsert', '')::text")
 
     def _server(self, database: Connection) -> Iterator[Problem]:
-        [(level, may_replicate)] = database.rows(_MINE)
+        [(level, may_replicate, version)] = database.rows(_MINE)
+        self._version = int(str(version))
+        if self._version < _OLDEST:
+            yield "its version is older than 13", "follow a database of PostgreSQL 13 or newer"
         if level != "logical":
             yield f"wal_level is {level}", "set wal_level = logical in postgresql.conf and restart the server"
         if may_replicate != "t":
@@ -99,10 +108,21 @@ class Postgresql:
             if name not in found:
                 yield f"there is no table {name}", "correct `tables`: each name has its schema, as in public.orders"
                 continue
-            kind, identity, may_read, has_key, has_long, sql = found[name]
+            kind, identity, may_read, has_key, has_long, sql, may_enter, is_filtered, has_children = found[name]
             self._sql[name] = str(sql)
             if kind != "r":
                 yield f"{name} is not an ordinary table", "name its partitions, or the tables behind the view"
+            elif has_children == "t":
+                yield (
+                    f"other tables inherit from {name}, and their changes would be missing",
+                    "name a table without heirs",
+                )
+            elif may_enter != "t":
+                schema, user = str(sql).rpartition(".")[0], self._settings.server.username
+                yield f"the user may not use the schema of {name}", f"run `grant usage on schema {schema} to {user}`"
+            elif is_filtered == "t":
+                user = self._settings.server.username
+                yield f"row-level security hides rows of {name}", f"run `alter role {user} bypassrls`"
             elif may_read != "t":
                 yield (
                     f"the user may not read {name}",
@@ -119,7 +139,7 @@ class Postgresql:
                     f'to quarantine. Run `alter table {sql} replica identity full`, or set mode = "columns".'
                 )
 
-    def _publication(self, database: Connection) -> Iterator[Problem]:
+    def _publication(self, database: Connection, *, is_new: bool) -> Iterator[Problem]:
         tables = ", ".join(self._sql.values())
         found = database.rows(_PUBLICATION, self._slot)
         published = {row[0] for row in database.rows(_PUBLISHED, self._slot)}
@@ -131,7 +151,13 @@ class Postgresql:
             statement = f"alter publication {self._slot} set (publish = 'insert, update, delete, truncate')"
         elif missing:
             statement = f"alter publication {self._slot} add table {', '.join(missing)}"
-        if statement:
+        partly = database.rows(_PARTLY, self._slot) if self._version >= _LISTS else []
+        for (table,) in partly:
+            yield f"the publication {self._slot} has only a part of {table}", "publish it without columns and `where`"
+        if statement and not is_new:
+            why = f"the publication {self._slot} lacks changes that came since the last landing file"
+            yield f"{why} (a table, the publication or its `publish` was changed)", BEGIN_AGAIN
+        elif statement:
             try:
                 database.rows(statement)
             except StatementError as e:
@@ -157,7 +183,10 @@ class Postgresql:
         elif not is_new:
             yield f"the slot {self._slot} is gone, and with it the changes since", BEGIN_AGAIN
         else:
-            database.rows("select pg_create_logical_replication_slot(?, 'pgoutput')", self._slot)
+            try:
+                database.rows("select pg_create_logical_replication_slot(?, 'pgoutput')", self._slot)
+            except StatementError as e:
+                yield f"the slot {self._slot} can't be made: {e}", "drop a slot, or set a larger max_replication_slots"
 
     def _left_out(self, database: Connection) -> Iterator[str]:
         """Columns that Debezium does not send, or not as they are."""

@@ -26,6 +26,13 @@ create table long (id int primary key, v text);
 create type pair as (a int, b int);
 create table odd (id int primary key, twice int generated always as (id * 2) stored, p pair, n name, b box, m int[][]);
 create table "Odd 'name" (id int primary key);
+create table parent (id int primary key);
+create table child () inherits (parent);
+create table secret (id int primary key);
+alter table secret enable row level security;
+create schema hidden;
+create table hidden.t (id int primary key);
+grant select on parent, secret, hidden.t to mine;
 grant select on plain, keyless, parted, long, odd, "Odd 'name" to mine;
 """
 
@@ -73,6 +80,9 @@ def prepare(
         ("public.unread", "may not read", "grant select on public.unread to mine"),
         ("public.keyless", "do not say which row", "alter table public.keyless replica identity full"),
         ("public.parted", "not an ordinary table", "its partitions"),
+        ("public.parent", "inherit from public.parent", "without heirs"),
+        ("public.secret", "row-level security", "alter role mine bypassrls"),
+        ("hidden.t", "may not use the schema", "grant usage on schema hidden to mine"),
     ],
 )
 def test_a_table_that_does_not_fit_is_named(database: Any, table: str, says: str, advice: str) -> None:
@@ -88,7 +98,17 @@ def test_the_owner_makes_the_publication_and_a_lost_slot_is_found(database: Any)
         prepare(database, "public.plain", "public.Odd 'name")
     assert 'create publication lakeupsert_shop for table public.plain, public."Odd \'name"' in str(caught.value.next)
     prepare(database, "public.plain", user="postgres")
-    prepare(database, "public.plain", "public.odd", user="postgres", is_new=False)
+    prepare(database, "public.plain", "public.odd", user="postgres")
+    with database.connect() as db:
+        db.execute("alter publication lakeupsert_shop drop table odd")
+    with pytest.raises(ConfigurationError) as caught:
+        prepare(database, "public.plain", "public.odd", user="postgres", is_new=False)
+    assert "lacks changes" in caught.value.message
+    with database.connect() as db:
+        db.execute("create publication lakeupsert_part for table plain (id)")
+    with pytest.raises(ConfigurationError) as caught:
+        prepare(database, "public.plain", name="part")
+    assert "only a part of plain" in caught.value.message
     assert prepare(database, "public.plain", is_new=False).warnings == ()
     with database.connect() as db:
         db.execute("select pg_drop_replication_slot('lakeupsert_shop')")

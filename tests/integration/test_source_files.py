@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.pipeline.stop import Stop
 from lakeupsert.sources.draft import ENDING, Draft
 from lakeupsert.sources.files import SourceFiles
+from lakeupsert.sources.follow import CaptureOptions, follow
 from tests.harness.faults import FAULTS, Fault, Killed
 from tests.harness.lake import Lake
 
@@ -228,3 +231,19 @@ def test_a_draft_is_due_by_seconds_rows_or_bytes() -> None:
         assert draft.is_due is due
         assert gzip.decompress(draft.take()) == b"{}\n{}\n"
         assert not draft.is_due
+
+
+def test_the_pause_of_an_outage_stays_a_number(tmp_path: Path) -> None:
+    tried = [0]
+    stop = Stop()
+    stop.wait = lambda seconds: False  # type: ignore[method-assign, assignment, misc]
+
+    def run() -> None:
+        tried[0] += 1
+        if tried[0] == 1100:
+            stop.set()
+        raise TryAgainError("source-unreachable", "It is away.", next="wait")
+
+    files = SimpleNamespace(leadership=SimpleNamespace(lead=lambda: True, release=lambda: None))
+    follow("n", files, run, CaptureOptions(stop=stop, warn=lambda text: None))  # type: ignore[arg-type]
+    assert tried == [1100]
