@@ -509,8 +509,8 @@ def test_what_is_accepted_is_taken_also_beside_another_batch_with_the_same_new_c
         lake.run()
     accepted: list[bytes] = []
     for number, body in enumerate((first, clash, fits)):
-        try:
-            assert batches_of(lake).receive(f"{number}", "application/x-ndjson", body) is False
+        try:  # a night infers the types of JSON over all of its files, so only typed files show the fault
+            assert batches_of(lake).receive(f"{number}", ARROW, arrow([json.loads(body)])) is False
             accepted.append(body)
         except RefusedError as e:
             assert (number, e.code) == (1, "unfit-rows")
