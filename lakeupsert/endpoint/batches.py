@@ -84,9 +84,11 @@ class Batches:
         data = as_parquet(body) if is_arrow else body
         if known == claim and self._is_stored(path, data, claim):
             return True
+        stored = "Nothing was stored."
         if known is None:
             with self._history:
                 accept_rows(self.table, path, data)
+            stored = "No row was stored, but new columns of these rows may be in the table."
             known = None if store.create(name, claim) else store.get(name)
         if known in (None, claim):
             if self._landing.create(path, data):
@@ -96,7 +98,7 @@ class Batches:
                 return False
             if self._is_stored(path, data, claim):
                 return True
-        found = f"Batch id {batch_id!r} was used for another body, or another type of content. Nothing was stored."
+        found = f"Batch id {batch_id!r} was used for another body, or another type of content. {stored}"
         raise RefusedError("batch-id-taken", found, next="send these rows with another id")
 
     def _is_stored(self, path: str, data: bytes, claim: bytes) -> bool:

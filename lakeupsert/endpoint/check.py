@@ -57,8 +57,11 @@ def accept_rows(table: OpenTable, path: str, data: bytes) -> None:
             spec, warnings = _plan(table, head.body if head else None, file, data)
         except UnreadableFileError as e:
             raise _unfit(e.reason) from e
-        except (ConfigurationError, RefusedError) as e:
+        except RefusedError as e:
             raise _unfit(e.message) from e
+        except ConfigurationError as e:  # a first batch without a key column, or a setting that names another one?
+            log.warning("%s: a batch was not taken: %s Next: %s", table.name, e.message, e.next)
+            raise _unfit(e.message, f". If they are right, the owner of the server must act: {e.next}") from e
         if head is not None and spec is head.body:
             return None
         for warning in warnings:
@@ -93,7 +96,6 @@ def _plan(table: OpenTable, known: TableSpec | None, file: LandingInput, data: b
     return spec, warnings
 
 
-def _unfit(why: str) -> RefusedError:
-    return RefusedError(
-        "unfit-rows", f"{why} Nothing was stored.", next="correct the rows and send them with the same id"
-    )
+def _unfit(why: str, otherwise: str = "") -> RefusedError:
+    next_ = f"correct the rows and send them with the same id{otherwise}"
+    return RefusedError("unfit-rows", f"{why} Nothing was stored.", next=next_)

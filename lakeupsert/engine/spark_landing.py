@@ -13,11 +13,12 @@ from lakeupsert.engine.spark_tasks import ship
 from lakeupsert.storage import ObjectStore
 
 
-def query_of(rows: DataFrame) -> str | None:
-    """The id of the streaming query of this batch, which its checkpoint keeps. None: it is of none, or of Spark Connect."""
+def query_of(rows: DataFrame) -> tuple[str, str] | None:
+    """The ids of the streaming query of this batch, kept by its checkpoint, and of the query's run, new at each start. None: it
+    is of none, or of Spark Connect."""
     context = getattr(rows.sparkSession, "_sc", None)
     found: str | None = context and context.getLocalProperty("sql.streaming.queryId")
-    return found
+    return (found, context.getLocalProperty("spark.jobGroup.id")) if context and found else None
 
 
 def land(rows: DataFrame, landing: ObjectStore, folder: str) -> list[str]:

@@ -47,7 +47,7 @@ class Upkeep(Rounds):
         objects = table.history.objects
         leadership = Leadership(objects, options.leader_seconds, objects.upkeep)
         super().__init__(table, leadership, options, "does the upkeep")
-        self._options, self._vacuumed_at = options, float("-inf")
+        self._options, self._vacuumed_at, self._has_failed = options, float("-inf"), False
 
     def work(self, stop: Stop) -> None:
         if self.table.history.head_spec() is None:
@@ -58,7 +58,9 @@ class Upkeep(Rounds):
             done = compact(self.table.at_queue(queue), how, most_deltas=MOST_DELTAS)
         if done.plan.work is not None:  # only that queue named it, and vacuum would keep files for it until it is old
             self.table.resources.discard([done.plan.work])
+        if done.plan.work is not None or self._has_failed:  # also that nothing fails any more
             self._options.collect(done)
+        self._has_failed = any(one.status == "failed" for one in done.dedupe)
         if not stop.is_set() and clock.elapsed() - self._vacuumed_at >= self._options.vacuum_seconds:
             self._options.collect(vacuum(self.table, dry=False, progress=lambda text: self.beat()))
             self._vacuumed_at = clock.elapsed()

@@ -8,6 +8,7 @@ Repeat    safe: the ledger knows the batch by its id, also in other files than b
                              '- yes -------------------------------------------^
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 from lakeupsert import clock
@@ -24,26 +25,46 @@ from lakeupsert.storage import can_commit, open_store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+log = logging.getLogger(__name__)
+
 FOLDER = "_spark"
 """The folder of the landing files."""
+_done: dict[tuple[str, str], int] = {}
+"""The last micro-batch that this process has done, for each table and run of a query. Spark repeats none within a run."""
 
 
 def take_stream(table: OpenTable, rows: "DataFrame", number: int) -> PublishResult:
     """Append batch ``number`` of a streaming query, unless the table has it, then merge and publish."""
     from lakeupsert.engine.spark_landing import query_of  # only who has a DataFrame has pyspark
 
-    query = query_of(rows)
+    query, run = query_of(rows) or (None, "")
+    place = (table.resources.store.uri(), run)
     if (why := _unfit(table, query)) is not None:
-        raise ConfigurationError(
-            "not-streamable",
-            f"Table {table.name!r} can't take batches of this stream: {why}. Nothing was written.",
-            next="docs/SPARK.md lists what a stream needs",
-        )
+        raise _not_streamable(table, f"{why}. Nothing was written")
+    if _done.get(place) == number:
+        why = f"`foreach_batch` was called before in micro-batch {number}, and these rows would count as its repetition"
+        raise _not_streamable(table, f"{why}. None of them was written; unite the frames, and call it once")
     send_missing(table)  # an earlier try may have died behind its append
     batch_id = f"spark-{query}-{number}"
     if not _is_taken(table, batch_id):
         _append(table, rows, batch_id, f"{FOLDER}/{query}/{number}/{clock.new_id()}/")
-    return merge_and_publish(table, DrainOptions(), lambda text: None)[1]
+    published = merge_and_publish(table, DrainOptions(), lambda text: None)[1]
+    _done[place] = number
+    for partition, reason in published.failed.items():
+        log.error(
+            "%s: readers do not see the newest rows of %s, which can't be merged: %s", table.name, partition, reason
+        )
+    stale = [
+        f"{name}: {one.problem or 'it is behind'}" for name, one in published.publishers.items() if not one.is_newest
+    ]
+    for text in (*published.warnings, *stale):
+        log.warning("%s: %s", table.name, text)
+    return published
+
+
+def _not_streamable(table: OpenTable, why: str) -> ConfigurationError:
+    found = f"Table {table.name!r} can't take batches of this stream: {why}."
+    return ConfigurationError("not-streamable", found, next="docs/SPARK.md lists what a stream needs")
 
 
 def _unfit(table: OpenTable, query: str | None) -> str | None:
@@ -69,8 +90,15 @@ def _append(table: OpenTable, rows: "DataFrame", batch_id: str, folder: str) -> 
     landing = open_store(table.settings.landing)
     names = land(rows, landing, folder)
     only = {one.name: one for one in landing.list(folder) if one.name in names}
+    if len(only) < len({*names}):
+        why = f"the driver finds {len(only)} of the {len({*names})} files that Spark's tasks have written to {landing.uri()}"
+        raise _not_streamable(table, f"{why}, as if executors had another disk. No row was appended")
     try:
-        append(table, AppendOptions(batch_id=batch_id, folder=folder, only=only))
+        appended = append(table, AppendOptions(batch_id=batch_id, folder=folder, only=only))
+        refused = appended.entry.rows_quarantined if appended else 0
+        quarantined = (f"batch {batch_id}: {refused} rows went to quarantine",) if refused else ()
+        for text in (*(appended.warnings if appended else ()), *quarantined):
+            log.warning("%s: %s", table.name, text)
     except ConfigurationError as e:
         if e.code != "batch-id-taken":  # else another driver of this query, whose end Spark has not noticed, was faster
             raise

@@ -381,7 +381,19 @@ def test_two_servers_give_an_id_to_one_body(tmp_path: Path) -> None:
     with pytest.raises(RefusedError) as found:
         batches.receive("a", "text/csv", ONE)
     assert (other, found.value.code) == ([False], "batch-id-taken")
+    assert "new columns of these rows may be in the table" in found.value.message
     assert [path.name for path in (tmp_path / "landing/endpoint").iterdir()] == ["a.jsonl"]
+    with pytest.raises(RefusedError, match=r"Nothing was stored\."):
+        batches.receive("a", "text/csv", ONE)
+
+
+def test_a_key_that_the_rows_lack_is_perhaps_a_wrong_setting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The client can't mend that, and the server's owner hears of it."""
+    with pytest.raises(RefusedError) as found:
+        batches_of(Lake(tmp_path, key=("k", "absent"))).receive("a", "text/csv", ONE)
+    assert found.value.code == "unfit-rows"
+    assert "If they are right, the owner of the server must act: " in found.value.next
+    assert "`key` names the column 'absent'" in caplog.text
 
 
 def test_another_file_of_that_name_is_not_taken_for_the_batch(tmp_path: Path) -> None:

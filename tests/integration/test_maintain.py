@@ -164,3 +164,40 @@ def test_the_command_ends_by_sigterm_and_says_what_it_did(used: Lake) -> None:
     objects = used.opened.history.objects
     assert Leadership(objects, LEADER_SECONDS, objects.upkeep).lead(), "it has released its lease"
     used.check()
+
+
+def test_the_command_says_which_partition_it_can_not_rewrite(used: Lake) -> None:
+    for path in (used.root / "processed").rglob("d=2020-01-01/**/base*.parquet"):
+        path.write_bytes(b"x" * path.stat().st_size)
+    code = "from lakeupsert.cli import main; main()"
+    options = ["--seconds", "0.05", "--max-seconds", "3", "--config", str(used.configure()), "--json"]
+    done = subprocess.run([sys.executable, "-c", code, "maintain", *options], capture_output=True, text=True)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["error"]["code"]) == (1, "failed-partitions")
+    assert answer["result"]["partitions_rewritten"] == 0
+    assert any("d=2020-01-01" in text and "Next: " in text for text in answer["warnings"])
+    assert done.stderr.count("can't be merged or shown") == 1, "a warning is repeated after minutes"
+
+
+def test_what_fails_no_more_is_told(used: Lake) -> None:
+    results, stop, base = (
+        list[ReprocessResult](),
+        Stop(),
+        (used.root / "processed").rglob("d=2020-01-01/**/base*.parquet"),
+    )
+    whole = {path: path.read_bytes() for path in base}
+    for path, data in whole.items():
+        path.write_bytes(b"x" * len(data))
+
+    def done(result: ReprocessResult | VacuumResult) -> None:
+        if isinstance(result, ReprocessResult):
+            results.append(result)
+            if [one.status for one in result.dedupe] != ["failed"]:
+                stop.set()
+            elif len(results) == 1:
+                for path, data in whole.items():
+                    path.write_bytes(data)
+                Lake(used.root, **used.given).table.compact(full=True)
+
+    used.table.maintain(seconds=0.001, max_seconds=60, stop=stop, collect=done)
+    assert [len(one.dedupe) for one in results] == [1, 0]

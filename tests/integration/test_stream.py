@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert import clock
+from lakeupsert.engine import spark_landing
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.storage import ObjectStore
 from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, row
 from tests.harness.processes import wait_until
@@ -134,6 +138,69 @@ def test_rows_that_are_of_no_stream_are_refused(spark: Any, tmp_path: Path) -> N
     with pytest.raises(ConfigurationError) as caught:
         lake.table.foreach_batch(spark.range(3), 0)
     assert caught.value.code == "not-streamable"
+
+
+class Frame:
+    """What of a DataFrame tells its query and run."""
+
+    def __init__(self, run: str = "run") -> None:
+        self.sparkSession, self._sc, self.run = self, self, run  # Spark's names
+
+    def getLocalProperty(self, name: str) -> str:  # noqa: N802 - Spark's name
+        return {"sql.streaming.queryId": "query", "spark.jobGroup.id": self.run}[name]
+
+
+def landing_at(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    """Tasks that write to this disk."""
+
+    def land(rows: Any, landing: ObjectStore, folder: str) -> list[str]:
+        name = f"{folder}{clock.new_id()}.parquet"
+        (root / name).parent.mkdir(parents=True)
+        columns = [field.split() for field in SCHEMA.split(", ")]
+        types = {"string": pa.string(), "int": pa.int32(), "date": pa.date32(), "bigint": pa.int64()}
+        schema = pa.schema([(column, types.get(type_, pa.timestamp("us"))) for column, type_ in columns])
+        pq.write_table(pa.Table.from_pylist([row("k", 0, 1, 1)], schema), root / name)
+        return [name]
+
+    monkeypatch.setattr(spark_landing, "land", land)
+
+
+def test_executors_that_have_another_disk_lose_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake(tmp_path)
+    landing_at(monkeypatch, tmp_path / "another")
+    with pytest.raises(ConfigurationError, match="finds 0 of the 1 files") as found:
+        lake.table.foreach_batch(Frame(), 0)  # type: ignore[arg-type]
+    assert found.value.code == "not-streamable"
+    assert lake.entries() == []
+
+
+def test_a_second_call_in_a_micro_batch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake(tmp_path)
+    landing_at(monkeypatch, tmp_path / "landing")
+    lake.table.foreach_batch(Frame(), 0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="call it once"):
+        lake.table.foreach_batch(Frame(), 0)  # type: ignore[arg-type]
+    lake.table.foreach_batch(Frame("the query was started again"), 0)  # type: ignore[arg-type]
+    lake.table.foreach_batch(Frame(), 1)  # type: ignore[arg-type]
+    assert [entry.batch_id for _, entry in lake.entries() if entry.kind == "batch"] == [
+        "spark-query-0",
+        "spark-query-1",
+    ]
+
+
+def test_a_partition_that_can_not_be_merged_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = Lake(tmp_path)
+    landing_at(monkeypatch, tmp_path / "landing")
+    lake.table.foreach_batch(Frame(), 0)  # type: ignore[arg-type]
+    for path in (tmp_path / "processed").rglob("*.parquet"):
+        path.write_bytes(b"x" * path.stat().st_size)
+    lake.reopen()
+    published = lake.table.foreach_batch(Frame(), 1)  # type: ignore[arg-type]
+    assert [*published.failed] == ["d=2020-01-01"]
+    assert "readers do not see the newest rows of d=2020-01-01" in caplog.text
+    assert "Next: " in caplog.text
 
 
 @pytest.mark.long
