@@ -476,7 +476,7 @@ def test_avro_is_read_in_the_codecs_that_python_writes(landing: Landing, codec: 
 def recoded(content: bytes, codec: str, pack: Callable[[bytes], bytes]) -> bytes:
     """A container file of codec null in another one."""
     text = io.BytesIO(content)
-    head = avrofile._HEADER
+    head = avrofile.HEADER
     header: Any = fastavro.schemaless_reader(text, head, None)
     out = io.BytesIO()
     header["meta"]["avro.codec"] = codec.encode()
@@ -580,7 +580,7 @@ def test_types_of_avro_are_kept(landing: Landing) -> None:
     }
     schema = record(**{name: t[0] for name, t in types.items()})
     row = {name: t[1] for name, t in types.items()}
-    plain = avrofile._without(schema, "logicalType")
+    plain = avrofile.without(schema, "logicalType")
     pairs = zip(schema["fields"], plain["fields"], strict=True)
     as_written = {**schema, "fields": [p if f["name"] in _RAW else f for f, p in pairs]}
     file = landing.put("a.avro", with_schema(avro(as_written, [row]), schema))
@@ -606,10 +606,10 @@ _RAW = ("far", "beyond", "nanos", "local", "time", "micros", "ub")
 def with_schema(content: bytes, schema: Any) -> bytes:
     """The same records under another schema in the header."""
     text = io.BytesIO(content)
-    header: Any = fastavro.schemaless_reader(text, avrofile._HEADER, None)
+    header: Any = fastavro.schemaless_reader(text, avrofile.HEADER, None)
     header["meta"]["avro.schema"] = json.dumps(schema).encode()
     out = io.BytesIO()
-    fastavro.schemaless_writer(out, avrofile._HEADER, header)
+    fastavro.schemaless_writer(out, avrofile.HEADER, header)
     return out.getvalue() + text.read()
 
 
