@@ -68,6 +68,14 @@ _KINDS: dict[str, type[SourceSettings]] = {"postgresql": DatabaseSource, "kafka"
 """The class of settings for each scheme of `from`."""
 
 
+_SERVER = re.compile(r"postgresql://([^@/?#]+@)?(\[[0-9a-fA-F:.]+\]|[^][@:/?#,]+)(:(?P<port>\d{1,5}))?/[^/?#]+")
+
+
+def _is_server(address: str) -> bool:
+    found = _SERVER.fullmatch(address)
+    return found is not None and int(found["port"] or 1) in range(1, 1 << 16)
+
+
 def parse_sources(path: str, document: Mapping[str, object], tables: Mapping[str, object]) -> dict[str, SourceSettings]:
     """The sources of the file ``path``, checked; ``tables``: those of the same file."""
     return {name: _parse(path, name, raw, tables) for name, raw in tables_of(path, document, "sources").items()}
@@ -76,6 +84,8 @@ def parse_sources(path: str, document: Mapping[str, object], tables: Mapping[str
 def _parse(path: str, name: str, raw: dict[str, object], tables: Mapping[str, object]) -> SourceSettings:
     where = f"[sources.{name}]"
     refuse = Refusal(path, where)
+    if name == "endpoint":
+        refuse("its name", name, "`lakeupsert serve` has its landing files there")
     if not _NAME.fullmatch(name):
         refuse("its name", name, "expected a small letter, then up to 40 small letters, digits and _")
     address = raw.get("from", "")
@@ -97,6 +107,8 @@ def _parse(path: str, name: str, raw: dict[str, object], tables: Mapping[str, ob
         ) from e
     if settings.table not in tables:
         refuse("table", settings.table, f"the file has no such table.{did_you_mean(settings.table, tables)}")
+    if isinstance(settings, DatabaseSource) and not _is_server(settings.from_):
+        refuse("from", address, "expected postgresql://USER@HOST:PORT/DATABASE, with nothing behind the database")
     if not settings.most_bytes:
         refuse("bytes", settings.bytes, 'expected a size, for example "64MiB"')
     given = {one: getattr(settings, one, None) for one in ("password_file", "properties")}

@@ -16,7 +16,7 @@ from lakeupsert.endpoint.check import accept_rows, as_parquet
 from lakeupsert.endpoint.client import ARROW
 from lakeupsert.endpoint.gate import LATER
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.landing.formats.registry import format_of
+from lakeupsert.landing.formats.registry import is_read
 from lakeupsert.pipeline.append.landing_dates import received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import NotFoundError, StoreUnavailableError, UnknownOutcomeError, can_commit, open_store
@@ -51,7 +51,7 @@ class Batches:
                 next="name another --table, or give this one a landing zone without dates that can be written to",
             )
         self._landing = open_store(address)
-        self._endings = {t: ending for t, ending in ENDINGS.items() if _is_read(ending, table.settings.format)}
+        self._endings = {t: ending for t, ending in ENDINGS.items() if is_read(ending, table.settings.format)}
         self._history = threading.Lock()
         self._stored: dict[str, bytes] = {}
         # One request an id at a time: the loser of a create would answer before the winner has synced the folder.
@@ -115,9 +115,3 @@ class Batches:
             head = self.table.history.newest_entry()
             entries = self.table.history.headers(head.number) if head else []
         return any((file.path, file.sha256) == (path, digest) for entry in entries for file in entry.files)
-
-
-def _is_read(ending: str, format_: str) -> bool:
-    """Whether a table with this setting `format` reads files with that ending as what they are."""
-    own, given = format_of(ending, "auto"), format_of(ending, format_)
-    return own is given or (own.delimited and given.delimited)

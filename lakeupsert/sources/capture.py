@@ -27,7 +27,7 @@ from lakeupsert.sources.debezium import Engine, Java, Lines, Position, position_
 from lakeupsert.sources.draft import ENDING, Draft
 from lakeupsert.sources.files import SourceFiles
 from lakeupsert.sources.follow import CaptureOptions, follow
-from lakeupsert.sources.jdbc import unreachable
+from lakeupsert.sources.jdbc import StatementError, unreachable
 from lakeupsert.sources.postgresql import Postgresql
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,10 @@ class _Capture:
                 f"{self._source.from_}: {more} was not followed so far. Its rows that are there already would be missing.",
                 next="name these tables in another source, which begins with a snapshot",
             )
-        prepared = self._database.prepare(is_new=place is None)
+        try:
+            prepared = self._database.prepare(is_new=place is None)
+        except StatementError as e:
+            raise unreachable(self._source, str(e)) from e
         for warning in prepared.warnings:
             self._options.warn(warning)
         properties = {**_COMMON, **self._database.properties(prepared.left_out)}

@@ -15,7 +15,9 @@ So a process that stalls between the two creates finds its place taken, and what
 import hashlib
 from contextlib import suppress
 
+from lakeupsert.config import TableSettings
 from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.landing.formats.registry import is_read
 from lakeupsert.pipeline.append.landing_dates import received_on
 from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.opened import OpenTable
@@ -39,13 +41,12 @@ class SourceFiles:
     """
 
     def __init__(self, table: OpenTable, source: str, ending: str, leader_seconds: float = LEADER_SECONDS) -> None:
-        address, pattern = table.settings.landing, table.settings.landing_dates
-        if not can_commit(address) or received_on(f"{source}/x", pattern) is None:
-            why = f"`landing_dates` is {pattern}" if pattern else f"the landing zone {address} can only be read"
+        address = table.settings.landing
+        if why := _why_not(table.settings, source, ending):
             raise ConfigurationError(
                 "source-without-landing",
                 f"Source {source!r} can't land files for table {table.name!r}: {why}.",
-                next="name another table, or give this one a landing zone without dates that can be written to",
+                next="name another table, or change that setting of this one",
             )
         self._table, self._source, self._ending = table, source, ending
         self._landing = open_store(address)
@@ -154,3 +155,17 @@ class SourceFiles:
         listed = list(self._table.resources.store.list(self._chain.prefix))
         old = [one.name for one in listed if listed[0].modified - one.modified > SOURCE_ENTRIES_SECONDS]
         self._table.resources.store.delete(old)
+
+
+def _why_not(settings: TableSettings, source: str, ending: str) -> str:
+    """The setting of a table that does not fit a source's files; empty: none."""
+    if not can_commit(settings.landing):
+        return f"the landing zone {settings.landing} can only be read"
+    if received_on(f"{source}/x", settings.landing_dates) is None:
+        return f"`landing_dates` is {settings.landing_dates}"
+    if not is_read(ending, settings.format):
+        return f"`format` is {settings.format}, and its files end in {ending}"
+    prefix = settings.delete and settings.delete.file_prefix
+    if prefix and prefix[0].isdigit():
+        return f"`delete.file_prefix` is {prefix!r}, and the names of its files are numbers"
+    return ""

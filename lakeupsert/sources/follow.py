@@ -5,9 +5,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from lakeupsert import clock
 from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.stop import Stop
-from lakeupsert.retries import LEADER_SECONDS, LONGEST_AWAY_SECONDS, SOURCE_TICK_SECONDS
+from lakeupsert.retries import LEADER_SECONDS, LONGEST_AWAY_SECONDS, SOURCE_TICK_SECONDS, TICK_SECONDS
 from lakeupsert.sources.files import SourceFiles
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def follow(name: str, files: SourceFiles, run: Callable[[], None], options: Capt
     failures = 0
     try:
         while not options.stop.is_set():
-            pause = SOURCE_TICK_SECONDS
+            pause, begun = SOURCE_TICK_SECONDS, clock.elapsed()
             try:
                 if files.leadership.lead():
                     run()
@@ -49,11 +50,13 @@ def follow(name: str, files: SourceFiles, run: Callable[[], None], options: Capt
                     leader = files.leadership.leader
                     options.warn(f"Source {name!r}: {leader} reads it. This process waits until that one ends.")
             except TryAgainError as e:
-                failures += 1
+                failures = 1 if clock.elapsed() - begun > LONGEST_AWAY_SECONDS else failures + 1  # it worked in between
                 pause = min(2.0 ** min(failures, 10), LONGEST_AWAY_SECONDS)
                 options.warn(f"{e.message} It tries again until that ends.")
+            then = clock.elapsed() + pause
             options.alive()
-            options.stop.wait(pause)
+            while not options.stop.wait(max(0.0, min(then - clock.elapsed(), TICK_SECONDS))) and clock.elapsed() < then:
+                options.alive()
     finally:
         with suppress(TryAgainError):  # then the next process waits until the lease is old
             files.leadership.release()

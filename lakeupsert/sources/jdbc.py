@@ -30,6 +30,10 @@ class Prepared:
     warnings: tuple[str, ...]
 
 
+_WRONG = ("28", "3D")
+"""Classes of SQL states: who asks is not let in, or there is no such database."""
+
+
 class StatementError(Exception):
     """The database refused a statement, in its words."""
 
@@ -45,7 +49,10 @@ class Connection:
         address = f"jdbc:{kind}://{server.hostname}{f':{server.port}' if server.port else ''}{server.path}"
         try:
             self._connection = jpype.JClass("java.sql.DriverManager").getConnection(address, properties)
-        except jpype.JException as e:
+        except jpype.JClass("java.sql.SQLException") as e:
+            if str(e.getSQLState()).startswith(_WRONG):
+                problem = str(e.getMessage()), "correct the user, the password or the database"
+                raise unfit(settings, [problem]) from None
             raise unreachable(settings, str(e.getMessage())) from None
 
     def __enter__(self) -> Self:

@@ -139,12 +139,14 @@ class LakeProcess:
         return what, answer
 
 
-def wait_until(reached: Callable[[], bool], what: str, pause: float = 0.002) -> None:
+def wait_until(
+    reached: Callable[[], bool], what: str, pause: float = 0.002, patience: float = PATIENCE_SECONDS
+) -> None:
     """Return as soon as ``reached`` returns true. ``what`` names it in the failure. To ask a queue takes processor time from who
     empties it, so ask with a longer ``pause``."""
     begun = clock.elapsed()
     while not reached():
-        assert clock.elapsed() - begun < PATIENCE_SECONDS, f"this never happened: {what}"
+        assert clock.elapsed() - begun < patience, f"this never happened: {what}"
         clock.sleep(pause)
 
 

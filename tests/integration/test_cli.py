@@ -35,6 +35,7 @@ COMMANDS = [
         "dedupe",
         "worker",
         "ingest",
+        "maintain",
         "capture",
         "publish",
         "serve",

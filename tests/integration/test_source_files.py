@@ -8,13 +8,18 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from lakeupsert import clock
+from lakeupsert.config import DeleteSettings
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.retries import LONGEST_AWAY_SECONDS, TICK_SECONDS
 from lakeupsert.sources.draft import ENDING, Draft
 from lakeupsert.sources.files import SourceFiles
 from lakeupsert.sources.follow import CaptureOptions, follow
@@ -169,8 +174,22 @@ def test_files_without_a_position_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Source(other).begin()
     assert caught.value.code == "position-lost"
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"landing_dates": "%Y-%m-%d"},
+        {"format": "csv"},
+        {"format": "parquet"},
+        {"delete": DeleteSettings(file_prefix="0")},
+    ],
+    ids=str,
+)
+def test_tables_that_would_not_read_the_files_as_they_are_meant(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        Source(Lake(tmp_path, landing_dates="%Y-%m-%d"))
+        Source(Lake(tmp_path, **settings))
     assert caught.value.code == "source-without-landing"
 
 
@@ -233,17 +252,30 @@ def test_a_draft_is_due_by_seconds_rows_or_bytes() -> None:
         assert not draft.is_due
 
 
-def test_the_pause_of_an_outage_stays_a_number(tmp_path: Path) -> None:
-    tried = [0]
+def test_an_outage_of_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives signs of life all the time, and the first trouble after hours of work is a first one again."""
+    now, tried, signs = [0.0], list[float](), [0.0]
     stop = Stop()
-    stop.wait = lambda seconds: False  # type: ignore[method-assign, assignment, misc]
+    monkeypatch.setattr(clock, "elapsed", lambda: now[0])
+
+    def wait(seconds: float) -> bool:
+        now[0] += seconds
+        return stop.is_set()
+
+    stop.wait = wait  # type: ignore[method-assign, assignment]
 
     def run() -> None:
-        tried[0] += 1
-        if tried[0] == 1100:
+        tried.append(now[0])
+        if len(tried) == 1100:
+            now[0] += 3600.0
+        if len(tried) == 1102:
             stop.set()
         raise TryAgainError("source-unreachable", "It is away.", next="wait")
 
     files = SimpleNamespace(leadership=SimpleNamespace(lead=lambda: True, release=lambda: None))
-    follow("n", files, run, CaptureOptions(stop=stop, warn=lambda text: None))  # type: ignore[arg-type]
-    assert tried == [1100]
+    options = CaptureOptions(stop=stop, warn=lambda text: None, alive=lambda: signs.append(now[0]))
+    follow("n", files, run, options)  # type: ignore[arg-type]
+    assert len(tried) == 1102
+    assert sum(b - a > TICK_SECONDS for a, b in pairwise(signs)) == 1, "the hours of work, which here give no sign"
+    assert tried[1099] - tried[1098] == pytest.approx(LONGEST_AWAY_SECONDS)
+    assert tried[1101] - tried[1100] < LONGEST_AWAY_SECONDS / 10

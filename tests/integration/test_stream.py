@@ -16,6 +16,7 @@ import pytest
 from lakeupsert import clock
 from lakeupsert.engine import spark_landing
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.retries import LEASE_SECONDS
 from lakeupsert.storage import ObjectStore
 from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, row
@@ -203,9 +204,9 @@ def test_a_partition_that_can_not_be_merged_is_logged(
     assert "Next: " in caplog.text
 
 
-@pytest.mark.long
+@pytest.mark.crash
 def test_a_driver_that_is_killed_again_and_again(tmp_path: Path, source: Source) -> None:
-    """SIGKILL of a real driver, in the middle of whatever it does."""
+    """SIGKILL of a real driver, in the middle of whatever it does. The next one waits for the messages that it held."""
     lake = Lake(tmp_path)
     for kill in range(int(os.environ.get("KILLS", "3"))):
         for number in range(BATCHES + 1 + 3 * kill, BATCHES + 4 + 3 * kill):
@@ -213,7 +214,9 @@ def test_a_driver_that_is_killed_again_and_again(tmp_path: Path, source: Source)
         before = len(lake.entries())
         driver = subprocess.Popen([sys.executable, "-m", __name__, str(tmp_path)])
         try:
-            wait_until(lambda before=before: len(lake.entries()) > before, "it takes a batch")
+            wait_until(
+                lambda before=before: len(lake.entries()) > before, "it takes a batch", patience=3 * LEASE_SECONDS
+            )
             clock.sleep(clock.jitter(1.0))
         finally:
             driver.send_signal(signal.SIGKILL)

@@ -40,6 +40,12 @@ def test_settings_of_a_database() -> None:
         (config(bytes='"many"'), "bad-setting", "64MiB"),
         (config(seconds="0"), "bad-setting", "seconds"),
         (config("Shop"), "bad-setting", "small letter"),
+        (config("endpoint"), "bad-setting", "serve"),
+        (config(**{"from": '"postgresql://me@db:54x2/shop"'}), "bad-setting", "USER@HOST:PORT"),
+        (config(**{"from": '"postgresql://me@db:99999/shop"'}), "bad-setting", "USER@HOST:PORT"),
+        (config(**{"from": '"postgresql://me@a,b/shop"'}), "bad-setting", "USER@HOST:PORT"),
+        (config(**{"from": '"postgresql://me@[h/shop"'}), "bad-setting", "USER@HOST:PORT"),
+        (config(**{"from": '"postgresql://me@db/shop?sslmode=require"'}), "bad-setting", "USER@HOST:PORT"),
     ],
 )
 def test_slips_are_refused(text: str, code: str, says: str) -> None:

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,29 +44,25 @@ def capture(call: Call, source: str | None, health_file: Path | None) -> Answer:
     config = call.config()
     name, settings = _source(config, source)
     password = _password(name, settings)
+    from lakeupsert.operations.rounds import Warner
     from lakeupsert.pipeline.opened import OpenTable
     from lakeupsert.sources.follow import CaptureOptions
 
     run = _follower(settings)
 
     landed = {"files": 0, "rows": 0}
-    warnings: dict[str, None] = {}
+    warn = Warner(partial(log.warning, "%s: %s", name))
 
     def collect(rows: int) -> None:
         landed["files"] += 1
         landed["rows"] += rows
-
-    def warn(text: str) -> None:
-        if text not in warnings:
-            warnings[text] = None
-            log.warning("%s: %s", name, text)
 
     table = OpenTable(settings.table, config.tables[settings.table], origins=config.origins[settings.table])
     with signs_of_life(health_file, None) as signs, call.stoppable() as stop:
         options = CaptureOptions(stop=stop, alive=signs.alive, collect=collect, warn=warn)
         run(table, name, settings, password, options)
     text = f"Source {name}: {landed['rows']:,} rows landed in {landed['files']:,} files."
-    return Answer(landed, text, json_warnings=tuple(warnings))
+    return Answer(landed, text, json_warnings=tuple(warn.shown_at))
 
 
 def _follower(settings: SourceSettings) -> "Follower":

@@ -111,6 +111,12 @@ def format_of(path: str, configured: str) -> LandingFormat:
     return UNKNOWN if found.typed and name != path.lower() else found
 
 
+def is_read(ending: str, configured: str) -> bool:
+    """Whether a table with this setting `format` reads files with that ending as what they are."""
+    own, given = format_of(ending, "auto"), format_of(ending, configured)
+    return own is given or (own.delimited and given.delimited)
+
+
 def readable_format(file: LandingInput, reading: Reading) -> LandingFormat:
     """The file's format. Raises UnreadableFileError if its name has no known ending, or the format does not fit `envelope`."""
     found = format_of(file.path, reading.format)
