@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from lakeupsert.cli.reads import reads_result, reads_text
 from lakeupsert.config import toml_key
 from lakeupsert.report.numbers import MOST_NAMES as MOST_NAMES
 from lakeupsert.report.numbers import count as count  # re-exported for the modules of the commands
@@ -135,6 +136,7 @@ def status_result(status: "Status") -> dict[str, object]:
     return {
         **fields(status, *names),
         "freshness": dataclasses.asdict(status.freshness),
+        "reads": reads_result(status.reads),
         "lagging": list(status.lagging),
         "queue": msgspec.structs.asdict(queue) if queue else dict.fromkeys(("visible", "leased", "dead")),
         "publishers": publishers_result(status.publishers),
@@ -348,9 +350,8 @@ def took_fact(seconds: float, requests: dict[str, int]) -> Fact:
 
 
 def status_facts(status: "Status") -> list[Fact]:
-    if status.snapshot is None or status.published_at is None:
-        snapshot = "none yet"
-    else:
+    snapshot = "none yet"
+    if status.snapshot is not None and status.published_at is not None:
         snapshot = f"{status.snapshot}, published {when(status.published_at)}, up to batch {status.batch}"
     large, hollow = status.large_queue, count(status.deletes_without_row, "delete")
     quarantined = " (`lakeupsert quarantine`)" if status.quarantined else ""
@@ -359,6 +360,7 @@ def status_facts(status: "Status") -> list[Fact]:
         ("snapshot", snapshot),
         *([("host", f"{host_text(status.host)} (last batch)")] if status.host else []),
         ("rows", f"{status.rows:,} in {count(status.partitions, 'partition')}, {size(status.bytes)}"),
+        ("readers open", reads_text(status.reads)),
         *freshness_facts(status),
         ("dirty", count(status.dirty, "partition") if status.dirty else "none"),
         ("lagging", short_list(status.lagging) if status.lagging else "none"),
@@ -377,8 +379,8 @@ def status_facts(status: "Status") -> list[Fact]:
 
 def freshness_facts(status: "Status") -> list[Fact]:
     found = status.freshness
-    ages = sorted(((one.age_seconds, name) for name, one in found.sources.items()), key=lambda one: -(one[0] or 0))
-    sources = short_list([f"{name} {'none' if age is None else duration(age)}" for age, name in ages])
+    by_age = sorted(found.sources.items(), key=lambda one: -(one[1].age_seconds or 0))
+    sources = short_list([f"{name} {one.text}" for name, one in by_age])
     return [
         ("newest data", "none" if found.age_seconds is None else f"{duration(found.age_seconds)} old"),
         *([("of sources", sources)] if sources else []),

@@ -8,8 +8,9 @@ Repeat    safe: the process keeps nothing that the table does not have, so after
       '---------- another process leads: wait ----------------------------^
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from lakeupsert import clock
 from lakeupsert.config import is_remote
@@ -19,6 +20,7 @@ from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.append import append
 from lakeupsert.pipeline.append.commit import AppendResult
 from lakeupsert.pipeline.append.discover import AppendOptions, is_landing_file, list_landing
+from lakeupsert.pipeline.append.landing_dates import arrival_order
 from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.messages import send_missing
@@ -28,6 +30,7 @@ from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
 from lakeupsert.retries import LONGEST_FAILED_SECONDS, WHOLE_SECONDS
 from lakeupsert.storage import ObjectInfo, can_commit
+from lakeupsert.table.ledger import taken_files_by_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +38,17 @@ class IngestOptions(RoundOptions):
     """How often it looks, and who hears of what it did.
 
     Attributes:
-        seconds: from one look at the landing zone to the next. Each look makes one batch. In a local landing zone, it leaves out
+        seconds: from one look at the landing zone to the next. A look ends a batch. In a local landing zone, it leaves out
             files that have changed since the look before, since a copy into the zone takes time.
+        batch_bytes: a batch ends behind the landing file with which it has so many bytes. The next one follows without a pause.
+        batch_rows: the same by rows, as many for each byte as in the batch before; the first batch of a process has one file.
         publish_seconds: the longest time between a merge and the snapshot that shows it. 0: publish after each batch.
         collect: takes each result as soon as it is there. None is kept. It reads the table by another `Table` only.
     """
 
     seconds: float = 1.0
+    batch_bytes: int = 1 << 30
+    batch_rows: int | None = None
     publish_seconds: float = 0.0
     collect: Callable[[AppendResult | PartitionResult | PublishResult], object] = lambda result: None
 
@@ -52,10 +59,10 @@ def ingest(table: OpenTable, options: IngestOptions) -> None:
     It waits while the store does not answer, or another process leads. Raises all other errors of `append`, `drain_queues`
     and `publish`; a batch that was committed before is merged and published by the next process.
     """
-    _Rounds(table, options).repeat()
+    Intake(table, options).repeat()
 
 
-class _Rounds(Rounds):
+class Intake(Rounds):
     """Does round after round, and remembers the landing zone and when it published."""
 
     def __init__(self, table: OpenTable, options: IngestOptions) -> None:
@@ -74,6 +81,8 @@ class _Rounds(Rounds):
         self._failed: dict[str, tuple[float, float]] = {}
         """Partitions that can't be merged: when the look at the whole table tries the merge again, and after which pause."""
         self._unpublished_since: float | None = None
+        self._bytes_a_row = 0.0
+        """Bytes of a row in the landing files of the last batch."""
 
     def work(self, stop: Stop) -> None:
         is_time = clock.elapsed() - self._looked_at >= WHOLE_SECONDS
@@ -99,7 +108,7 @@ class _Rounds(Rounds):
         drain_queues(self.table, drain)
 
     def give_way(self) -> None:
-        self._owed = True
+        self._owed, self.has_more = True, False
 
     def end(self) -> None:
         if self._unpublished_since is not None:
@@ -115,14 +124,33 @@ class _Rounds(Rounds):
         ready = {name: one for name, one in new.items() if whole or self._seen.get(name) == one}
         self._seen = new
         self._note_restless(new.keys() - ready.keys())
+        self.has_more = False
         if not ready and not look:
             return None
-        of_batch = AppendOptions(host="local", only=ready, progress=lambda text: self.beat(), warn=self.warn)
+        left = self._left(ready)
+        self.has_more = bool(left)
+        batch = {name: one for name, one in ready.items() if name not in left}
+        of_batch = AppendOptions(host="local", only=batch, progress=lambda text: self.beat(), warn=self.warn)
         appended = append(self.table, of_batch)
-        self._taken = {name: one for name, one in found.items() if name not in new} | ready
+        self._taken = {name: one for name, one in found.items() if name not in new} | batch
         if appended is not None:
+            if rows := sum(file.rows for file in appended.entry.files):
+                self._bytes_a_row = sum(file.size for file in appended.entry.files) / rows
             self._options.collect(appended)
         return appended
+
+    def _left(self, ready: Mapping[str, ObjectInfo]) -> set[str]:
+        """Those of the files that are for later batches, as the next one is full without them."""
+        most, rows = float(self._options.batch_bytes), self._options.batch_rows
+        most = most if rows is None else min(most, rows * self._bytes_a_row)
+        if sum(one.size for one in ready.values()) <= most:
+            return set()
+        head = self.table.history.ledger_head()  # a process that has just begun finds all files of months
+        known = taken_files_by_path(self.table.history.headers(head.number)) if head else {}
+        new = [one for one in ready.values() if not any(one.is_same(k.size, k.etag) for k in known.get(one.name, ()))]
+        new.sort(key=lambda one: arrival_order(one.name, self.table.settings.landing_dates))
+        before = accumulate((one.size for one in new), initial=0)
+        return {one.name for one, size in zip(new, before, strict=False) if 0 < size >= most}
 
     def _note_restless(self, names: Iterable[str]) -> None:
         now, before = clock.elapsed(), self._restless

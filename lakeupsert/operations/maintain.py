@@ -21,10 +21,8 @@ from lakeupsert.operations.vacuum import VacuumResult, vacuum
 from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.strategy import MOST_DELTAS
 from lakeupsert.queue import SqliteQueue
-
-MOST_DELTAS = 4
-"""Partitions of less than 4 MB are rewritten if they have more deltas. More: readers open more files. Less: more is written."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,6 +70,8 @@ class Rounds:
         """``what``: what the leading process does, for people."""
         self.table, self.leadership, self._rounds, self._what = table, leadership, options, what
         self.warn = options.warn if isinstance(options.warn, Warner) else Warner(options.warn)
+        self.has_more = False
+        """Whether the next round follows without a pause."""
 
     def work(self, stop: Stop) -> None:
         """Do a round; this process leads."""
@@ -81,6 +83,15 @@ class Rounds:
     def end(self) -> None:
         """Finish what the rounds left, unless an error ended them."""
 
+    def once(self, stop: Stop) -> None:
+        """Do a round if this process leads."""
+        if self.leadership.lead():
+            self.work(stop)
+        else:
+            self.give_way()
+            leader = self.leadership.leader
+            self.warn(f"Table {self.table.name!r}: {leader} {self._what}. This process waits until that one ends.")
+
     def repeat(self) -> None:
         """Go on until ``stop`` is set or ``max_seconds`` are over. It waits while the store does not answer."""
         options, stop = self._rounds, self._rounds.stop or Stop()
@@ -91,8 +102,8 @@ class Rounds:
                 options.alive()
                 pause, looked_at = options.seconds, clock.elapsed()
                 try:
-                    self._try(stop)
-                    failures = 0
+                    self.once(stop)
+                    failures, pause = 0, 0.0 if self.has_more else pause
                     options.trouble("")
                 except TryAgainError as e:
                     failures += 1
@@ -115,11 +126,3 @@ class Rounds:
         self._rounds.alive()
         with suppress(TryAgainError):  # the next round finds out who leads
             self.leadership.lead()
-
-    def _try(self, stop: Stop) -> None:
-        if self.leadership.lead():
-            self.work(stop)
-        else:
-            self.give_way()
-            leader = self.leadership.leader
-            self.warn(f"Table {self.table.name!r}: {leader} {self._what}. This process waits until that one ends.")

@@ -31,6 +31,7 @@ from lakeupsert.config import PUBLISHERS, TableSettings
 from lakeupsert.publishers import hides_vectors
 from lakeupsert.rows.datafiles import bytes_without_rows
 from lakeupsert.table.manifest import BucketEntry, DataFile, first_hash
+from lakeupsert.table.snapshot import PartitionVersion
 
 Strategy = Literal["auto", "rewrite", "delta"]
 
@@ -43,6 +44,9 @@ SAME_SIZE = 2
 SMALL_BYTES = 4 << 20
 """Strategy `auto` rewrites any base of fewer compressed bytes. More: more bytes are written. Less: readers open more small
 files."""
+MOST_DELTAS = 4
+"""`maintain` rewrites a base of less than `SMALL_BYTES` that has more deltas. More: readers open more files. Less: more is
+written."""
 SMALL_FILE = 64 << 10
 """A history file counts as at least this many bytes, because a file of a few rows is mostly footer. More: rows are folded more
 often."""
@@ -109,7 +113,7 @@ class SplitRule:
         if self._extra_bits(bucket, incoming, 2 * self.bucket_bytes):  # strategy delta would never split it
             return (), bucket.deltas
         base_bytes = sum(file.bytes for file in bucket.base)
-        most = debt(bucket) + 2 * incoming.bytes  # each incoming row may supersede one in the base
+        most = bucket.debt + 2 * incoming.bytes  # each incoming row may supersede one in the base
         if strategy == "auto" and (base_bytes < SMALL_BYTES or most > MOST_DEBT * base_bytes):
             return (), bucket.deltas
         kept = unfolded_count(bucket.deltas, incoming.bytes)
@@ -190,10 +194,12 @@ def worth_compacting(bucket: BucketEntry, *, full: bool, most_deltas: int | None
     base_bytes = sum(file.bytes for file in bucket.base)
     if most_deltas is not None and base_bytes < SMALL_BYTES:
         return len(bucket.deltas) > most_deltas
-    return debt(bucket) > (0 if full or base_bytes < SMALL_BYTES else MOST_DEBT / 2 * base_bytes)
+    return bucket.debt > (0 if full or base_bytes < SMALL_BYTES else MOST_DEBT / 2 * base_bytes)
 
 
-def debt(bucket: BucketEntry) -> float:
-    """Bytes that a reader reads beyond one base of the live rows."""
-    superseded = sum(file.bytes * file.deleted.rows / file.rows for file in bucket.base if file.deleted)
-    return sum(file.bytes for file in bucket.deltas) + superseded
+def is_due(shown: PartitionVersion) -> bool:
+    """Whether `maintain` rewrites a partition, as `worth_compacting` of its buckets together. They may differ at the bounds."""
+    needed = shown.bytes - shown.debt
+    if needed < SMALL_BYTES << shown.bits:
+        return shown.deltas > MOST_DELTAS
+    return shown.debt > MOST_DEBT / 2 * needed

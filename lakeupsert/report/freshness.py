@@ -14,27 +14,42 @@ from datetime import datetime
 
 from lakeupsert import clock
 from lakeupsert.errors import LakeupsertError
-from lakeupsert.phrases import duration
+from lakeupsert.phrases import count, duration
 from lakeupsert.pipeline.append.discover import is_landing_file, list_landing
 from lakeupsert.pipeline.append.landing_dates import received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.retries import LEADER_SECONDS
 from lakeupsert.storage import NotFoundError, ObjectInfo
+from lakeupsert.table.chain import Chain, Link
+from lakeupsert.table.lease import Lease
 from lakeupsert.table.ledger import LedgerEntry, active_batches, taken_files_by_path
 
 LISTED = 1000
 """How many names of the landing zone are looked at: S3 gives as many for one request."""
+_CAPTURED = re.compile(r"([^/]+)/\d{12}\.")
+"""A landing file of `capture`."""
 _SOURCE = re.compile(r"[^/=]*[^\W\d_][^/=]*(?=/)")
 """The first folder of a path, if it has a letter and is not like `day=2020-01-01`: other folders are dates."""
 
 
 @dataclass(frozen=True)
 class SourceFreshness:
-    """As `Freshness`, for landing files below one folder."""
+    """As `Freshness`, for landing files below one folder.
+
+    Attributes:
+        behind: how many messages of a source `capture` had not landed some seconds ago; None: nobody knows.
+    """
 
     age_seconds: float | None
     waiting_files: int
     unpublished_batches: int
+    behind: int | None = None
+
+    @property
+    def text(self) -> str:
+        """For people, for example ``5.0 s (12 messages behind)``."""
+        behind = f" ({count(self.behind, 'message')} behind)" if self.behind else ""
+        return f"{'none' if self.age_seconds is None else duration(self.age_seconds)}{behind}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +100,7 @@ def freshness(
         age_seconds=_age(headers[seen[0]]) if seen else None,
         held_by={cause: number for cause, number in held.items() if number},
         oldest_waiting_seconds=max((max(0.0, now - one.modified) for one in waiting), default=None),
-        sources={} if table.settings.landing_dates else _sources(headers, seen, later, waiting),
+        sources={} if table.settings.landing_dates else _sources(table, headers, seen, later, waiting),
     )
 
 
@@ -105,23 +120,42 @@ def _waiting(table: OpenTable, headers: Sequence[LedgerEntry]) -> list[ObjectInf
 
 def _why_nobody_leads(table: OpenTable) -> str:
     """As `Freshness.held_by`; nothing if a process leads, or none ever did: then `run` or workers do the work."""
+    lease = _newest(table.history.objects.leases)
+    return lease.body.ended_by or "no_leader" if lease and _has_ended(lease) else ""
+
+
+def _newest(leases: Chain[Lease]) -> Link[Lease] | None:
     with suppress(NotFoundError):  # its successor was appended meanwhile
-        lease = table.history.objects.leases.head()
-        silent = lease and (clock.now() - datetime.fromisoformat(lease.written_at)).total_seconds()
-        if lease and silent and (lease.body.released or silent > LEADER_SECONDS):
-            return lease.body.ended_by or "no_leader"
-    return ""
+        return leases.head()
+    return None
+
+
+def _has_ended(lease: Link[Lease]) -> bool:
+    silent = (clock.now() - datetime.fromisoformat(lease.written_at)).total_seconds()
+    return lease.body.released or silent > LEADER_SECONDS
+
+
+def _behind(table: OpenTable, source: str) -> int | None:
+    lease = _newest(table.history.objects.leases_of_source(source))
+    return lease.body.behind if lease and not _has_ended(lease) else None
 
 
 def _sources(
-    headers: Sequence[LedgerEntry], seen: Sequence[int], later: Sequence[int], waiting: Sequence[ObjectInfo]
+    table: OpenTable,
+    headers: Sequence[LedgerEntry],
+    seen: Sequence[int],
+    later: Sequence[int],
+    waiting: Sequence[ObjectInfo],
 ) -> dict[str, SourceFreshness]:
     """``seen`` and ``later``: batches in descending order."""
     ages = {source: _age(headers[n]) for n in reversed(seen) for source in _named(f.path for f in headers[n].files)}
     unpublished = Counter(source for n in later for source in {*_named(f.path for f in headers[n].files)})
     waits = Counter(_named(one.name for one in waiting))
     names = sorted(ages.keys() | unpublished.keys() | waits.keys())
-    return {name: SourceFreshness(ages.get(name), waits[name], unpublished[name]) for name in names}
+    paths = {*(file.path for n in (*seen, *later) for file in headers[n].files), *(one.name for one in waiting)}
+    captured = {found[1] for path in paths if (found := _CAPTURED.match(path))}
+    behind = {name: _behind(table, name) for name in captured}
+    return {name: SourceFreshness(ages.get(name), waits[name], unpublished[name], behind.get(name)) for name in names}
 
 
 def _named(paths: Iterable[str]) -> list[str]:

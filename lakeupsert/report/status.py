@@ -16,6 +16,7 @@ from lakeupsert.pipeline.append.next_spec import contrary_rows, without_operatio
 from lakeupsert.pipeline.integrity import missing_manifests
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import PublisherStanding, standings
+from lakeupsert.pipeline.read_cost import ReadCost, read_cost
 from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.queue import QueueStats
 from lakeupsert.report.freshness import Freshness, freshness
@@ -47,6 +48,7 @@ class Status:
         quarantined: refused rows of batches that count, without those that a replay has appended.
         publishers: how far each publisher is.
         freshness: how old the newest data are that readers see, and what holds newer data back.
+        reads: what a read of a partition costs at most, and where a compaction is due.
         host: where the landing files of the newest batch were read; None: it had none.
         warnings: problems that stop nothing, for people.
     """
@@ -70,6 +72,7 @@ class Status:
     publishers: dict[str, PublisherStanding]
     skipped: dict[str, int]
     freshness: Freshness
+    reads: ReadCost
     host: ChosenHost | None = None
     warnings: tuple[str, ...] = ()
 
@@ -84,8 +87,7 @@ def status(table: OpenTable) -> Status:
     wanted = unpublished(table.history, snapshot, head)
     heads = table.history.heads(wanted)
     behind = {p: p not in heads or heads[p].body.merged < batch for p, batch in wanted.items()}
-    marks = {p: heads[p].body.failed for p, dirty in behind.items() if dirty and p in heads}
-    failed = {p: mark.reason for p, mark in marks.items() if mark}
+    failed = {p: mark.reason for p, dirty in behind.items() if dirty and p in heads and (mark := heads[p].body.failed)}
     if snapshot is not None and behind and not any(behind.values()):  # why does nobody publish?
         missing = missing_manifests(table.history.objects, {snapshot.number: body})
         failed |= {partition: str(error) for partition, error in missing.items()}
@@ -122,6 +124,7 @@ def status(table: OpenTable) -> Status:
         publishers=standings(table),
         skipped=dict(sum((Counter(entry.skipped) for entry in headers), Counter[str]())),
         freshness=freshness(table, headers, body.batch if snapshot else -1, behind, failed),
+        reads=read_cost(body.partitions),
         host=next((entry.host for entry in reversed(headers) if entry.kind == "batch"), None),
         warnings=(
             *without_operations(table, headers),

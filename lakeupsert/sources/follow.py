@@ -23,6 +23,7 @@ class CaptureOptions:
         alive: called several times a second.
         collect: takes the number of rows of each landing file.
         warn: takes each warning, also again.
+        behind: takes the number of messages that the source has and did not land, if it knows that.
         leader_seconds: how long the process that reads the source may give no sign before another one takes over.
     """
 
@@ -30,6 +31,7 @@ class CaptureOptions:
     alive: Callable[[], object] = lambda: None
     collect: Callable[[int], object] = lambda rows: None
     warn: Callable[[str], None] = log.warning
+    behind: Callable[[int], object] = lambda messages: None
     leader_seconds: float = LEADER_SECONDS
 
 

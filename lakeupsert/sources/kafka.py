@@ -19,7 +19,7 @@ from pathlib import Path
 import javaproperties
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from lakeupsert import clock
 from lakeupsert.config import KafkaSource
@@ -56,12 +56,13 @@ class Topics:
 
     Attributes:
         position: behind the messages that the caller has called `done`.
+        behind: how many messages, and marks of transactions, the topics had behind it at the last `look`.
     """
 
     def __init__(self, source: KafkaSource, properties: dict[str, str], position: str | None) -> None:
         self._names, self._server = list(source.topics), source.from_
         self.position = decoder_of(dict[str, Topic]).decode(position) if position else {}
-        self._reason = ""
+        self._reason, self.behind = "", 0
         own = {
             "group.id": "lakeupsert",  # the library asks for one; without a subscription no broker hears of it
             "enable.auto.commit": False,
@@ -78,7 +79,7 @@ class Topics:
         self._reason = error.str()
 
     def look(self) -> None:
-        """Read from partitions that are new, and see that each topic is the one of the position."""
+        """Read from partitions that are new, see that each topic is the one of the position, and how far behind that is."""
         try:
             found = self._admin.describe_topics(TopicCollection(self._names), request_timeout=SOURCE_ANSWER_SECONDS)
             for name, future in found.items():
@@ -93,6 +94,10 @@ class Topics:
                     if (name, one.partition) not in self._assigned:
                         self._consumer.incremental_assign([one])
                         self._assigned.add((name, one.partition))
+            latest = {TopicPartition(*one): OffsetSpec.latest() for one in self._assigned}
+            ends = self._admin.list_offsets(latest, request_timeout=SOURCE_ANSWER_SECONDS)
+            left = (end.result().offset - self.position[one.topic].next[one.partition] for one, end in ends.items())
+            self.behind = sum(max(0, messages) for messages in left)
         except KafkaException as e:
             if e.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise ConfigurationError(
@@ -166,6 +171,8 @@ class TopicsToFiles:
                 is_time = clock.elapsed() - looked_at >= SOURCE_LOOK_SECONDS
                 if is_time:
                     topics.look()
+                    self._files.leadership.behind = topics.behind
+                    options.behind(topics.behind)
                     looked_at = clock.elapsed()
                 for message in topics.read():
                     self._take(message)

@@ -10,8 +10,10 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         holder: the process, for people.
         released: it has ended, and anybody may lead.
         ended_by: the code of the error that ended it.
+        behind: how many messages of its source the holder has not landed; None: it does not know.
     """
 
     holder: str
     released: bool = False
     ended_by: str = ""
+    behind: int | None = None

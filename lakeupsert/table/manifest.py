@@ -279,6 +279,12 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return (*self.base, *self.deltas)
 
     @property
+    def debt(self) -> float:
+        """Bytes that a reader reads beyond one base of the live rows."""
+        superseded = sum(file.bytes * file.deleted.rows / file.rows for file in self.base if file.deleted)
+        return sum(file.bytes for file in self.deltas) + superseded
+
+    @property
     def objects(self) -> set[str]:
         """The objects that it needs in the store."""
         return {name for file in (*self.data, *self.tombstones, *self.history) for name in file.objects}

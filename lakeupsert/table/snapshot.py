@@ -17,6 +17,8 @@ class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         files: how many objects it has in the store.
         added: `Manifest.added`, if the versions since the one that the snapshot before shows added none; else -1.
         bits: the most bits of its buckets. `append` cuts what arrives accordingly.
+        deltas: the most delta files of a bucket.
+        debt: see `BucketEntry.debt`, of all buckets.
         write_id: the first digits of the manifest's. A version that was lost and written again has another one, and may have the
             same figures.
     """
@@ -28,6 +30,8 @@ class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     files: int
     added: int = -1
     bits: int = 0
+    deltas: int = 0
+    debt: int = 0
     write_id: str
 
     @classmethod
@@ -40,6 +44,8 @@ class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
             bytes=manifest.bytes,
             files=manifest.files,
             bits=max((bucket.bits for bucket in manifest.buckets), default=0),
+            deltas=max((len(bucket.deltas) for bucket in manifest.buckets), default=0),
+            debt=round(sum(bucket.debt for bucket in manifest.buckets)),
             write_id=write_id[:WRITE_ID_DIGITS],
         )
 

@@ -30,9 +30,12 @@ _SETTINGS = {
 
 
 class Broker:
-    """Use it as a context; `kill` and `start` in between are a crash and what follows."""
+    """Use it as a context; `kill` and `start` in between are a crash and what follows.
 
-    def __init__(self, folder: Path) -> None:
+    With ``login``, a user and a password, it also listens at `secure`, by TLS with `certificate`.
+    """
+
+    def __init__(self, folder: Path, login: tuple[str, str] | None = None) -> None:
         self.jars = require(PROGRAMS / "kafka", "`make servers` installs it (Maven)")
         self.folder, self.port, controller = folder, free_port(), free_port()
         self.address = f"{HOST}:{self.port}"
@@ -43,11 +46,34 @@ class Broker:
             "log.dirs": folder / "messages",
         }
         folder.mkdir(parents=True, exist_ok=True)
+        scram = []
+        if login:
+            places |= self._secure(*login, listeners=places)
+            scram = ["--add-scram", "SCRAM-SHA-512=[name={},password={}]".format(*login)]
         self._settings = folder / "server.properties"
         self._settings.write_text("".join(f"{name}={value}\n" for name, value in {**_SETTINGS, **places}.items()))
         tool = [*self._java("kafka.tools.StorageTool"), "format", "--config", str(self._settings)]
-        subprocess.run([*tool, "--cluster-id", uuid.uuid4().hex[:22]], check=True, capture_output=True)
+        subprocess.run([*tool, *scram, "--cluster-id", uuid.uuid4().hex[:22]], check=True, capture_output=True)
         self._running = ExitStack()
+
+    def _secure(self, user: str, password: str, listeners: dict[str, object]) -> dict[str, object]:
+        """The settings of another listener, with SASL and TLS."""
+        self.secure, self.certificate = f"localhost:{free_port()}", self.folder / "certificate.pem"
+        key, both = self.folder / "key.pem", self.folder / "both.pem"
+        made = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+        command = ["openssl", *made.split(), "-keyout", str(key), "-out", str(self.certificate)]
+        subprocess.run(command, check=True, capture_output=True)
+        both.write_bytes(key.read_bytes() + self.certificate.read_bytes())
+        modules, of = "org.apache.kafka.common.security", "listener.name.sasl_ssl"
+        return {
+            **{name: f"{listeners[name]},SASL_SSL://{self.secure}" for name in ("listeners", "advertised.listeners")},
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL",
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
+            f"{of}.plain.sasl.jaas.config": f'{modules}.plain.PlainLoginModule required user_{user}="{password}";',
+            f"{of}.scram-sha-512.sasl.jaas.config": f"{modules}.scram.ScramLoginModule required;",
+            f"{of}.ssl.keystore.type": "PEM",
+            f"{of}.ssl.keystore.location": both,
+        }
 
     def _java(self, program: str) -> list[str]:
         return [*_JAVA, "-cp", f"{self.jars}/*", program]

@@ -157,14 +157,14 @@ class Lake:
 
     def land(self, path: str, rows: Sequence[Row], refused: Sequence[Row] = ()) -> None:
         """Write one landing file of JSON lines. ``refused`` rows, at its end, must go to quarantine."""
-        lines = [json.dumps({c: _text(v) for c, v in row.items()}) + "\n" for row in (*rows, *refused)]
+        data = json_lines([*rows, *refused])
         if is_remote(self.settings.landing):
             with open_store(self.settings.landing).write(path) as sink:
-                sink.write("".join(lines).encode())
+                sink.write(data)
         else:
             target = Path(self.settings.landing) / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text("".join(lines), encoding="utf-8")
+            target.write_bytes(data)
         self.landed[path], self.refused[path] = list(rows), list(refused)
 
     def change(
@@ -392,6 +392,22 @@ def made_once(make: Callable[[Path], Lake]) -> Any:
         return made(module_folder / "lake").copy(tmp_path / "lake")
 
     return copied
+
+
+def json_lines(rows: Sequence[Row]) -> bytes:
+    return "".join(json.dumps({c: _text(v) for c, v in row.items()}) + "\n" for row in rows).encode()
+
+
+def without_base(root: Path) -> tuple[Lake, Path]:
+    """A lake whose first partition can't be merged, as its base file is gone, and the path of that file. A batch waits."""
+    lake = Lake(root)
+    lake.land("1.jsonl", [row("a", 0, 1, 1), row("b", 1, 1, 1)])
+    lake.run()
+    base = min((root / "processed").glob("d=*/base-*"))
+    base.unlink()
+    lake.land("2.jsonl", [row("a", 0, 2, 2), row("b", 1, 2, 2)])
+    lake.table.append(host="local")
+    return lake, base
 
 
 def row(k: str, day: int | None, ts: int | None, v: int = 0, line: int = 0, op: str | None = None) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
 from lakeupsert.report import freshness
 from lakeupsert.report.freshness import SourceFreshness
 from lakeupsert.retries import LEADER_SECONDS
-from tests.harness.lake import Lake, row
+from tests.harness.lake import Lake, row, without_base
 
 
 class Later(clock.Source):
@@ -39,12 +39,18 @@ def held_by(lake: Lake) -> dict[str, int]:
     return dict(lake.table.status().freshness.held_by)
 
 
-def test_age_is_since_the_newest_batch_that_readers_see(tmp_path: Path, later: Later) -> None:
-    lake = Lake(tmp_path)
+def two_batches(root: Path, later: Later) -> Lake:
+    """A lake that shows a batch; 100 seconds later the next one lands."""
+    lake = Lake(root)
     lake.land("1.jsonl", [row("a", 0, 1, 1)])
     lake.run()
     later.seconds = 100
     lake.land("2.jsonl", [row("a", 0, 2, 2)])
+    return lake
+
+
+def test_age_is_since_the_newest_batch_that_readers_see(tmp_path: Path, later: Later) -> None:
+    lake = two_batches(tmp_path, later)
     lake.table.append(host="local")
     assert (lake.table.status().freshness.age_seconds or 0) == pytest.approx(100, abs=10)
     lake.run()
@@ -99,13 +105,7 @@ def test_partitions_that_are_not_merged_and_batches_that_are_not_published(tmp_p
 
 
 def test_a_partition_that_failed(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
-    lake.land("1.jsonl", [row("a", 0, 1, 1), row("b", 1, 1, 1)])
-    lake.run()
-    [base, *_] = sorted((tmp_path / "processed").glob("d=*/base-*"))
-    base.unlink()
-    lake.land("2.jsonl", [row("a", 0, 2, 2), row("b", 1, 2, 2)])
-    lake.table.append(host="local")
+    lake, _ = without_base(tmp_path)
     for _ in range(lake.opened.resources.queue.max_receives):
         drain_queues(lake.opened, DrainOptions())
     assert held_by(lake) == {"failed_partitions": 1, "unpublished_batches": 1}
@@ -155,12 +155,31 @@ def test_each_source_has_its_own_age(tmp_path: Path, later: Later) -> None:
     }
 
 
-def test_a_withdrawn_batch_is_not_seen(tmp_path: Path, later: Later) -> None:
+def test_how_far_a_source_is_behind_as_long_as_its_process_says_so(tmp_path: Path, later: Later) -> None:
     lake = Lake(tmp_path)
-    lake.land("1.jsonl", [row("a", 0, 1, 1)])
-    lake.run()
-    later.seconds = 100
-    lake.land("2.jsonl", [row("a", 0, 2, 2)])
+    for folder in ("events", "by hand"):
+        lake.land(f"{folder}/{'0' * 11}1.jsonl", [row("a", 0, 1, 1)])
+    objects = lake.opened.history.objects
+    reader = Leadership(objects, chain=objects.leases_of_source("events"))
+
+    def behind() -> list[int | None]:
+        return [one.behind for one in lake.table.status().freshness.sources.values()]
+
+    assert behind() == [None, None]
+    reader.behind = 7
+    assert reader.lead()
+    assert behind() == [None, 7]
+    arguments = ["status", "--config", str(lake.configure())]
+    assert "events none (7 messages behind)" in CliRunner().invoke(main, arguments).stdout
+    later.seconds = LEADER_SECONDS + 1
+    assert behind() == [None, None]
+    later.seconds = 0
+    reader.release()
+    assert behind() == [None, None]
+
+
+def test_a_withdrawn_batch_is_not_seen(tmp_path: Path, later: Later) -> None:
+    lake = two_batches(tmp_path, later)
     lake.run()
     lake.table.restore(0, dry=False)
     lake.run()

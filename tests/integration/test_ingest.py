@@ -27,7 +27,7 @@ from lakeupsert.pipeline.workers.drain_queues import DrainOptions
 from lakeupsert.retries import LEADER_SECONDS, REMIND_SECONDS, TICK_SECONDS
 from lakeupsert.storage import ObjectInfo, StoreUnavailableError
 from tests.harness.faults import FAULTS, Fault
-from tests.harness.lake import Lake, row
+from tests.harness.lake import Lake, row, without_base
 from tests.harness.processes import wait_until
 
 Result = AppendResult | PartitionResult | PublishResult
@@ -224,13 +224,7 @@ def test_the_command_ends_by_sigterm_and_says_what_it_did(tmp_path: Path) -> Non
 
 
 def test_the_command_warns_of_a_batch_that_readers_do_not_see(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
-    lake.land("1.jsonl", [row("a", 0, 1, 1), row("b", 1, 1, 1)])
-    lake.run()
-    [base, *_] = sorted((tmp_path / "processed").glob("d=*/base-*"))
-    base.unlink()
-    lake.land("2.jsonl", [row("a", 0, 2, 2), row("b", 1, 2, 2)])
-    lake.table.append(host="local")
+    lake, base = without_base(tmp_path)
     arguments = ["ingest", "--max-seconds", "0.5", "--config", str(lake.configure()), "--json"]
     done = CliRunner().invoke(main, arguments)
     answer = json.loads(done.stdout)
@@ -329,6 +323,33 @@ def hours() -> Iterator[Hours]:
     source = Hours()
     with clock.use(source):
         yield source
+
+
+@pytest.mark.parametrize(
+    ("limits", "batches"),
+    [({}, [5]), ({"batch_bytes": 1}, [1] * 5), ({"batch_rows": 4}, [1, 2, 2]), ({"batch_rows": 99}, [1, 4])],
+    ids=str,
+)
+@pytest.mark.few(4)
+def test_a_backlog_is_batches_that_follow_at_once(
+    tmp_path: Path, hours: Hours, limits: dict[str, int], batches: list[int]
+) -> None:
+    """In the order that ranks their rows, and without the files of months that batches have taken."""
+    lake, found = Lake(tmp_path), list[AppendResult]()
+    for number in range(90, 99):
+        lake.land(f"{number}.jsonl", [row("old", 0, number, number), row("older", 1, number)])
+    lake.run()
+    for number in range(100, 105):
+        lake.land(f"{number}.jsonl", [row("a", 0, 7, number), row("b", 0, 7, number)])
+
+    def took(result: Result) -> None:
+        found.extend([result] if isinstance(result, AppendResult) else [])
+
+    options = {"seconds": 60.0, "max_seconds": 119.0, "stop": Sleep(hours), **limits}
+    lake.table.ingest(**options, collect=took)
+    assert [len(one.entry.files) for one in found] == batches
+    assert [file.path for one in found for file in one.entry.files] == [f"{number}.jsonl" for number in range(100, 105)]
+    lake.check()
 
 
 def test_a_partition_that_can_not_be_merged_is_tried_again_after_growing_pauses(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fastavro
+import msgspec
 import pytest
 
 from lakeupsert import Table
@@ -82,7 +83,8 @@ class Landing:
         self, root: Path, topics: Kafka, name: str = "t", more: dict[str, Any] | None = None, **settings: Any
     ) -> None:
         given = {"key": ("id",), "partition_by": (), "order_by": ("ts",), "schema": {"id": "bigint"}, **settings}
-        self.lake, self.warnings = Lake(root, **given), list[str]()
+        self.lake, self.warnings, self.behind = Lake(root, **given), list[str](), list[int]()
+        self.password = ""
         self.source = KafkaSource(
             from_=f"kafka://{topics.broker.address}",
             table="t",
@@ -109,8 +111,10 @@ class Landing:
         thread = threading.Thread(target=watch)
         thread.start()
         try:
-            options = CaptureOptions(stop=stop, collect=collect, warn=self.warnings.append)
-            follow_topics(self.lake.opened, name, self.source, "", options)
+            options = CaptureOptions(
+                stop=stop, collect=collect, warn=self.warnings.append, behind=self.behind.append, leader_seconds=3
+            )
+            follow_topics(self.lake.opened, name, self.source, self.password, options)
         finally:
             stop.set()
             thread.join()
@@ -281,6 +285,46 @@ def test_new_partitions_are_read_from_their_beginning(
     grown: list[object] = []
     assert one.follow(grow) == 7
     assert sorted(row["id"] for row in one.merged()) == [*range(1, 8)]
+
+
+def test_how_far_it_is_behind(tmp_path: Path, topics: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakeupsert.sources.kafka.SOURCE_LOOK_SECONDS", 0.2)
+    topics.create(2)
+    topics.send(*({"id": n, "ts": 1} for n in range(100)))
+    one, shown = Landing(tmp_path, topics), list[int | None]()
+
+    def status() -> bool:
+        found = Lake(tmp_path, **one.lake.given).table.status().freshness.sources
+        shown.extend(source.behind for source in found.values())
+        return shown[-1:] == [0]
+
+    assert one.follow(status) == 100
+    assert (one.behind[0], one.behind[-1]) == (100, 0)
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("secure"), login=("reader", "secret")) as one:
+        yield one
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_a_broker_with_sasl_and_tls(tmp_path: Path, secure: Broker, mechanism: str) -> None:
+    topics, properties = Kafka(secure, mechanism), tmp_path / "client.properties"
+    topics.create()
+    topics.send({"id": 1, "ts": 1})
+    given = {"security.protocol": "SASL_SSL", "sasl.mechanism": mechanism, "ssl.ca.location": secure.certificate}
+    properties.write_text("".join(f"{name} = {value}\n" for name, value in given.items()))
+    one = Landing(tmp_path, topics, more={"properties": str(properties)})
+    one.source = msgspec.structs.replace(one.source, from_=f"kafka://reader@{secure.secure}")
+    one.password = "secret"
+    assert one.land(1) == 1
+    assert [row["id"] for row in one.merged()] == [1]
+    one.password = "none of it"
+    one.follow(lambda: bool(one.warnings), seconds=60)
+    assert "uthentication" in one.warnings[0], one.warnings
+    assert "none of it" not in one.warnings[0]
 
 
 def test_a_compacted_topic_gives_the_newest_message_of_each_key(tmp_path: Path, topics: Kafka) -> None:

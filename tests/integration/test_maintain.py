@@ -6,13 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from lakeupsert.operations.maintain import MOST_DELTAS
+from lakeupsert.cli import main
 from lakeupsert.operations.reprocess import ReprocessResult
 from lakeupsert.operations.vacuum import VacuumResult
 from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.publish import PublishResult
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.strategy import MOST_DELTAS
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.retries import LEADER_SECONDS
 from tests.harness.faults import FAULTS, Fault
@@ -69,6 +71,27 @@ def test_a_round_compacts_what_has_many_deltas_expires_and_vacuums(used: Lake, l
     assert used.table.status().queue == used.opened.resources.queue.stats(), "no worker got its rewrites"
     assert used.opened.resources.queue.stats().visible == 0
     used.check()
+
+
+def test_status_and_plan_show_the_bounds_and_who_is_above(used: Lake) -> None:
+    due = ("d=2020-01-01",)
+    found = used.table.status().reads
+    assert (found.most_deltas, found.due) == (deltas(used)[0], due)
+    assert found.most_files > found.most_deltas > MOST_DELTAS
+    assert found.most_extra_share > 0
+    assert used.table.plan().reads == found
+    config = str(used.configure())
+    for command in ("status", "plan"):
+        answer = json.loads(CliRunner().invoke(main, [command, "--json", "--config", config]).stdout)
+        assert answer["result"]["reads"]["due"] == [*due]
+        assert answer["result"]["reads"]["bounds"]["deltas"] == MOST_DELTAS
+        assert (
+            "compaction is due in 1 partition: d=2020-01-01"
+            in CliRunner().invoke(main, [command, "--config", config]).stdout
+        )
+    one_round(used)
+    after = used.table.status().reads
+    assert (after.due, after.most_deltas <= MOST_DELTAS) == ((), True)
 
 
 def test_few_deltas_are_left_alone(tmp_path: Path) -> None:

@@ -59,6 +59,9 @@ class Broker:
     def get_watermark_offsets(self, partition: object, timeout: float = 0) -> tuple[int, int]:
         return 0, 9
 
+    def list_offsets(self, wanted: dict[Any, Any], request_timeout: float) -> dict[Any, Any]:
+        return {one: SimpleNamespace(result=lambda: SimpleNamespace(offset=9)) for one in wanted}
+
     def incremental_assign(self, found: list[Any]) -> None:
         for one in found:
             assert one.partition not in self.assigned
@@ -106,10 +109,10 @@ def test_a_position_is_behind_what_its_file_has_also_if_the_schema_changes(
     source = KafkaSource(from_="kafka://h:1", table="t", topics=("t",), rows=3, registry="http://h")
     topics = kafka.Topics(source, {}, None)
     topics.look()
-    assert Broker.assigned == {0: 0, 1: 0}
+    assert (Broker.assigned, topics.behind) == ({0: 0, 1: 0}, 18)
     monkeypatch.setattr(Broker, "partitions", 3)
     topics.look()
-    assert Broker.assigned == {0: 0, 1: 0, 2: 0}
+    assert (Broker.assigned, topics.behind) == ({0: 0, 1: 0, 2: 0}, 27)
     files, lake = Files(), Lake(tmp_path)
     landing = kafka.TopicsToFiles(lake.opened, files, source, "", CaptureOptions(stop=Stop()))  # type: ignore[arg-type]
     text = {"type": "record", "name": "r", "fields": [{"name": "a", "type": "long"}]}

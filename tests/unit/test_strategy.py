@@ -15,7 +15,6 @@ from lakeupsert.pipeline.strategy import (
     TOGETHER,
     Incoming,
     SplitRule,
-    debt,
     worth_compacting,
 )
 from lakeupsert.rows.datafiles import BARE_BYTES, COLUMN_BYTES
@@ -57,7 +56,7 @@ def nights(chosen: Any, sizes: list[int]) -> list[tuple[BucketEntry, int]]:
 def test_auto_writes_and_reads_within_its_bounds(share: int) -> None:
     came = BASE // share
     played = nights("auto", [came] * 400)
-    assert max(debt(bucket) for bucket, _ in played) <= MOST_DEBT * BASE
+    assert max(bucket.debt for bucket, _ in played) <= MOST_DEBT * BASE
     sizes = 1
     while TOGETHER**sizes * came < MOST_DEBT * BASE:
         sizes += 1
@@ -71,7 +70,7 @@ def test_bounds_hold_whatever_comes() -> None:
     rng = random.Random(7)
     for _ in range(50):
         played = nights("auto", [int(BASE * 10 ** rng.uniform(-5, 0.2)) for _ in range(100)])
-        assert max(debt(bucket) for bucket, _ in played) <= MOST_DEBT * BASE
+        assert max(bucket.debt for bucket, _ in played) <= MOST_DEBT * BASE
         assert max(len(bucket.deltas) for bucket, _ in played) <= (TOGETHER - 1) * 10
 
 
@@ -91,7 +90,7 @@ def test_small_and_unsettled_and_empty_buckets_are_rewritten() -> None:
 
 def test_compact_takes_what_owes_much_before_a_night_has_to() -> None:
     for bucket, _ in itertools.islice(nights("auto", [BASE // 50] * 40), 40):
-        owes = debt(bucket) > MOST_DEBT / 2 * BASE
+        owes = bucket.debt > MOST_DEBT / 2 * BASE
         assert worth_compacting(bucket, full=False) == owes
         assert worth_compacting(bucket, full=True) == bool(bucket.deltas)
     small = BucketEntry(id="0", base=(file("b", strategy.SMALL_BYTES - 1),), deltas=(file("d", 10),))

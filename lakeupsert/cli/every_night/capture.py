@@ -57,9 +57,12 @@ def capture(call: Call, source: str | None, health_file: Path | None) -> Answer:
         landed["files"] += 1
         landed["rows"] += rows
 
+    def behind(messages: int) -> None:
+        signs.trouble(name, f"{messages:,} messages behind the end of its topics" if messages else "")
+
     table = OpenTable(settings.table, config.tables[settings.table], origins=config.origins[settings.table])
     with signs_of_life(health_file, None) as signs, call.stoppable() as stop:
-        options = CaptureOptions(stop=stop, alive=signs.alive, collect=collect, warn=warn)
+        options = CaptureOptions(stop=stop, alive=signs.alive, collect=collect, warn=warn, behind=behind)
         run(table, name, settings, password, options)
     text = f"Source {name}: {landed['rows']:,} rows landed in {landed['files']:,} files."
     return Answer(landed, text, json_warnings=tuple(warn.shown_at))

@@ -1,23 +1,21 @@
 """`lakeupsert ingest`: batches that follow each other within seconds."""
 
-import logging
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
 from lakeupsert.cli import output
+from lakeupsert.cli.every_night.account import Account
 from lakeupsert.cli.every_night.signs import Signs, signs_of_life, signs_options
 from lakeupsert.cli.frame import Answer, Call
-from lakeupsert.cli.options import log_option
+from lakeupsert.cli.options import log_option, parse_size
 from lakeupsert.cli.problems import append_warnings, merge_error, publish_warnings, quarantine_warning
 from lakeupsert.cli.program import main
 from lakeupsert.cli.tables import for_each_table
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
-    from lakeupsert.errors import LakeupsertError
     from lakeupsert.pipeline.append.commit import AppendResult
     from lakeupsert.pipeline.merge.commit import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
@@ -26,11 +24,10 @@ if TYPE_CHECKING:
         """Flags that are options of `Table.ingest` as they are."""
 
         seconds: float
+        batch_rows: int | None
+        batch_bytes: int
         publish_seconds: float
         max_seconds: float | None
-
-
-log = logging.getLogger(__name__)
 
 
 @main.command()
@@ -40,7 +37,21 @@ log = logging.getLogger(__name__)
     default=1.0,
     show_default=True,
     metavar="S",
-    help="From one look at the landing zone to the next. Each look makes one batch.",
+    help="From one look at the landing zone to the next. A look ends a batch.",
+)
+@click.option(
+    "--batch-rows",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="End a batch behind the landing file with which it has about this many rows. The next one follows without a pause.",
+)
+@click.option(
+    "--batch-bytes",
+    default="1GiB",
+    show_default=True,
+    callback=parse_size,
+    metavar="SIZE",
+    help="The same by bytes of landing files. Seconds, rows or bytes end a batch, the first that is reached.",
 )
 @click.option(
     "--publish-seconds",
@@ -73,73 +84,52 @@ def ingest(
     call.stop.grace_seconds = grace_seconds
 
     def work_on(table: "Table") -> Answer:
-        signs.watch(table)
-        account = _Account(call, table, signs)
-        with call.stoppable() as stop:
-            table.ingest(
-                **options,
-                stop=stop,
-                calls_at_once=len(call.tables),
-                alive=signs.alive,
-                trouble=partial(signs.trouble, table.name),
-                collect=account.add,
-                warn=account.warn,
-            )
-        return account.answer()
+        account = _Ingested(call, table, signs)
+        account.repeat(table.ingest, **options, collect=account.add)
+        return account.in_all()
 
     with signs_of_life(health_file, metrics_file) as signs:
         return for_each_table(call, work_on, concurrently=True)
 
 
-class _Account:
-    """Sums over all rounds of one table, and the warnings that it gave."""
+class _Ingested(Account):
+    """Batches, merges, and the last snapshot."""
 
     def __init__(self, call: Call, table: "Table", signs: Signs) -> None:
-        from lakeupsert.operations.rounds import Warner  # imports Arrow, as the next ones
-        from lakeupsert.report.totals import MergeTotals
+        from lakeupsert.report.totals import MergeTotals  # imports Arrow
 
-        self._call, self._table, self._signs = call, table, signs
-        self.warn = Warner(partial(log.warning, "%s: %s", table.name))
-        self.merges = MergeTotals()
-        self.published: PublishResult | None = None
-        self.error: LakeupsertError | None = None
-        """Why the last publish left batches out."""
-        self.batches = dict.fromkeys(("batches", "files", "rows_read", "rows_appended", "rows_quarantined"), 0)
+        super().__init__(call, table, signs)
+        self.sums.update(dict.fromkeys(("batches", "files", "rows_read", "rows_appended", "rows_quarantined"), 0))
+        self._merges = MergeTotals()
+        self._published: PublishResult | None = None
 
     def add(self, result: "AppendResult | PartitionResult | PublishResult") -> None:
-        from lakeupsert.pipeline.append.commit import AppendResult
+        from lakeupsert.pipeline.append.commit import AppendResult  # imports Arrow, as the next ones
         from lakeupsert.pipeline.merge.commit import PartitionResult
         from lakeupsert.pipeline.publish import PublishResult
 
-        warnings: tuple[str, ...] = ()
         match result:
             case AppendResult(entry=entry):
-                counts = (1, len(entry.files), entry.rows_read, entry.rows_appended, entry.rows_quarantined)
-                for name, number in zip(self.batches, counts, strict=True):
-                    self.batches[name] += number
-                warnings = (*append_warnings(result, ()), *quarantine_warning(result, self._table.settings))
+                self.sums.update(batches=1, files=len(entry.files), rows_read=entry.rows_read)
+                self.sums.update(rows_appended=entry.rows_appended, rows_quarantined=entry.rows_quarantined)
+                self.show((*append_warnings(result, ()), *quarantine_warning(result, self.table.settings)))
             case PartitionResult():
-                self.merges.add(result)
+                self._merges.add(result)
             case PublishResult():
-                self.published = result
-                self._signs.look(self._table)
-                self.error = merge_error(self._call, self._table, list(self.merges.failures.values()), result)
-                held = (f"{self.error.message} Next: {self.error.next}",) if self.error else ()
-                warnings = (*publish_warnings(result), *held)
-        for text in warnings:
-            self.warn(text)
+                self._published = result
+                self.signs.look(self.table)
+                self.error = merge_error(self.call, self.table, list(self._merges.failures.values()), result)
+                self.show(publish_warnings(result), self.error)
 
-    def answer(self) -> Answer:
-        published = self.published
-        sums = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in self.batches.items() if number)
-        facts = [("appended", sums or "nothing"), *output.totals_facts(self.merges)]
-        return Answer(
+    def in_all(self) -> Answer:
+        published = self._published
+        sums = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in self.sums.items() if number)
+        facts = [("appended", sums or "nothing"), *output.totals_facts(self._merges)]
+        return self.answer(
             {
-                **self.batches,
-                "totals": output.totals_result(self.merges),
+                **self.sums,
+                "totals": output.totals_result(self._merges),
                 "publish": published and output.publish_result(published),
             },
-            output.block(f"Table {self._table.name}", facts + (output.publish_facts(published) if published else [])),
-            json_warnings=tuple(self.warn.shown_at),
-            error=self.error,
+            output.block(f"Table {self.table.name}", facts + (output.publish_facts(published) if published else [])),
         )

@@ -1,15 +1,13 @@
 """`lakeupsert maintain`: upkeep in the background."""
 
-import logging
-from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.every_night.signs import signs_of_life, signs_options
+from lakeupsert.cli.every_night.account import Account
+from lakeupsert.cli.every_night.signs import Signs, signs_of_life, signs_options
 from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import log_option
 from lakeupsert.cli.program import main
@@ -18,7 +16,6 @@ from lakeupsert.cli.tables import for_each_table
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
-    from lakeupsert.errors import LakeupsertError
     from lakeupsert.operations.reprocess import ReprocessResult
     from lakeupsert.operations.vacuum import VacuumResult
 
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
         max_seconds: float | None
 
 
-log = logging.getLogger(__name__)
 _SECONDS = click.FloatRange(min=0.01)
 
 
@@ -62,40 +58,34 @@ def maintain(
     call.stop.grace_seconds = grace_seconds
 
     def work_on(table: "Table") -> Answer:
-        from lakeupsert.operations.rounds import Warner  # imports Arrow
-
-        signs.watch(table)
-        warn, error = Warner(partial(log.warning, "%s: %s", table.name)), list["LakeupsertError"]()
-        sums = Counter(partitions_rewritten=0, vacuums=0, snapshots_expired=0, objects_deleted=0, bytes_deleted=0)
-
-        def collect(result: "ReprocessResult | VacuumResult") -> None:
-            from lakeupsert.operations.vacuum import VacuumResult  # imports Arrow
-
-            if isinstance(result, VacuumResult):
-                deleted = {"objects_deleted": len(result.garbage), "bytes_deleted": result.bytes}
-                sums.update(vacuums=1, snapshots_expired=len(result.expired), **deleted)
-            else:
-                rewrite = rewrite_answer(call, table, result)
-                sums.update(partitions_rewritten=len(result.plan.heads) - len(result.left))
-                error[:] = [rewrite.error] if rewrite.error else []
-                for text in (*rewrite.warnings, *(f"{one.message} Next: {one.next}" for one in error)):
-                    warn(text)
-            signs.look(table)
-
-        trouble, at_once = partial(signs.trouble, table.name), len(call.tables)
-        with call.stoppable() as stop:
-            table.maintain(
-                **flags,
-                stop=stop,
-                calls_at_once=at_once,
-                alive=signs.alive,
-                trouble=trouble,
-                collect=collect,
-                warn=warn,
-            )
-        text = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in sums.items())
-        block, last = output.block(f"Table {table.name}", [("upkeep", text)]), error[0] if error else None
-        return Answer(dict(sums), block, json_warnings=tuple(warn.shown_at), error=last)
+        account = _Maintained(call, table, signs)
+        account.repeat(table.maintain, **flags, collect=account.add)
+        return account.in_all()
 
     with signs_of_life(health_file, metrics_file) as signs:
         return for_each_table(call, work_on, concurrently=True)
+
+
+class _Maintained(Account):
+    """Rewrites and vacuums."""
+
+    def __init__(self, call: Call, table: "Table", signs: Signs) -> None:
+        super().__init__(call, table, signs)
+        self.sums.update(partitions_rewritten=0, vacuums=0, snapshots_expired=0, objects_deleted=0, bytes_deleted=0)
+
+    def add(self, result: "ReprocessResult | VacuumResult") -> None:
+        from lakeupsert.operations.vacuum import VacuumResult  # imports Arrow
+
+        if isinstance(result, VacuumResult):
+            self.sums.update(vacuums=1, snapshots_expired=len(result.expired))
+            self.sums.update(objects_deleted=len(result.garbage), bytes_deleted=result.bytes)
+        else:
+            rewrite = rewrite_answer(self.call, self.table, result)
+            self.sums.update(partitions_rewritten=len(result.plan.heads) - len(result.left))
+            self.error = rewrite.error
+            self.show(rewrite.warnings, rewrite.error)
+        self.signs.look(self.table)
+
+    def in_all(self) -> Answer:
+        text = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in self.sums.items())
+        return self.answer({**self.sums}, output.block(f"Table {self.table.name}", [("upkeep", text)]))

@@ -9,6 +9,7 @@ from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import PartitionChoice, limit_options, partition_options
 from lakeupsert.cli.program import main
+from lakeupsert.cli.reads import reads_result, reads_text
 from lakeupsert.cli.tables import for_each_table
 from lakeupsert.errors import RefusedError
 from lakeupsert.phrases import duration
@@ -89,6 +90,7 @@ def _result(plan: "Plan") -> dict[str, object]:
         "append": {"bytes_read": plan.append_read, "bytes_written": plan.append_written},
         "dedupe": {"bytes_read": plan.dedupe_read, "bytes_written": plan.dedupe_written},
         **output.fields(plan, "bytes", "requests", "landing_requests"),
+        "reads": reads_result(plan.reads),
         "seconds": None if plan.seconds is None else round(plan.seconds, 3),
         "cost": {**dataclasses.asdict(plan.cost), "total": plan.cost.total},
         "nights": plan.nights,
@@ -98,7 +100,7 @@ def _result(plan: "Plan") -> dict[str, object]:
 def _facts(plan: "Plan") -> list[output.Fact]:
     about = "about " if plan.estimated else ""
     found = f"{output.count(plan.files, 'new file')}, {output.size(plan.landing_bytes)}, {about}{output.count(plan.rows, 'row')}"
-    facts = [("landing", found if plan.files else "no new file")]
+    facts = [("landing", found if plan.files else "no new file"), ("readers open", reads_text(plan.reads))]
     if not plan.partitions:
         return [*facts, ("merges", "nothing")]
     names = output.short_list([p.partition for p in plan.partitions])

@@ -54,7 +54,7 @@ class Signs:
             self._metrics.tick()
 
     def trouble(self, table: str, reason: str) -> None:
-        """Write into the health file why work on a table fails; "": it works. A restart does not end an outage."""
+        """Write into the health file why a table, or a source, is late; "": it is not. A restart does not end an outage."""
         if self._health_file is not None and self._troubles.get(table, "") != reason:
             self._troubles[table] = reason
             self._health_file.write_text("".join(f"{t}: {why}\n" for t, why in {**self._troubles}.items() if why))
@@ -90,7 +90,8 @@ health_option = click.option(
     "--health-file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="PATH",
-    help="Touch this file every few seconds (for a liveness probe). `ingest` writes into it why it can't work for now.",
+    help="Touch this file every few seconds (for a liveness probe). `ingest` writes into it why it can't work for now, "
+    "`capture` how many messages of Kafka it has not landed.",
 )
 _OPTIONS = (
     click.option(

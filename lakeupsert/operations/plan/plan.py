@@ -40,6 +40,7 @@ from lakeupsert.pipeline.append.full_extract import partitions_in_scope
 from lakeupsert.pipeline.append.next_spec import plan_spec, under_old_names, unfit_files, without_operations
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.read_cost import ReadCost, read_cost
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.storage.base import Call
 from lakeupsert.table.layout import LISTED_TOGETHER
@@ -74,6 +75,7 @@ class Plan:
     Attributes:
         files, landing_bytes, rows: new landing files, and their rows that name a (selected) partition.
         append_read: bytes, counting each file as often as append reads it.
+        reads: what a read of a partition costs at most, before this run.
         seconds: None if no night was published yet, or none did the same steps.
         nights: how many nights this was learned from.
         estimated: text files were too large to be read whole, so partitions may be missing.
@@ -88,6 +90,7 @@ class Plan:
     append_written: int
     requests: dict[Call, int]
     landing_requests: dict[Call, int]
+    reads: ReadCost
     seconds: float | None
     prices: Prices
     nights: int
@@ -175,6 +178,7 @@ def plan(
             "get": sum(opened for opened, _ in reads),
             "head": 0 if table.resources.landing.pinned else len(files),
         },
+        reads=read_cost(ground.snapshot.body.partitions if ground.snapshot else {}),
         seconds=learn_seconds(table.history.objects, nights, batches, landing_bytes, merge_bytes),
         prices=price_list,
         nights=len(nights),
