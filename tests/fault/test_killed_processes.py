@@ -21,7 +21,7 @@ from typing import Any, Literal
 import pytest
 
 from lakeupsert import clock
-from lakeupsert.errors import TryAgainError
+from lakeupsert.errors import TaskDiedError, TryAgainError
 from lakeupsert.pipeline.workers.worker import UNANSWERED
 from lakeupsert.queue import QueueStats
 from tests.harness.faults import Fault
@@ -426,7 +426,7 @@ def test_spark_append_whose_tasks_are_killed_fails_without_a_commit(
     wait_until(lambda: pack_is_being_written(lake, process), "the beginning of a pack")
     for pid in task_processes(process):
         os.kill(pid, signal.SIGKILL)
-    with pytest.raises(TryAgainError):
+    with pytest.raises(TaskDiedError):
         process.end()
     assert lake.entries() == entries
     finish_and_check(lake)
