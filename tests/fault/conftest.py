@@ -14,7 +14,7 @@ def lakes(module_folder: Path) -> dict[str, Lake]:
     return before_each_step(Lake(module_folder / "new"), module_folder)
 
 
-@pytest.fixture(scope="module", params=["moto", "azurite"])
+@pytest.fixture(scope="module", params=["versitygw", "azurite"])
 def server(request: pytest.FixtureRequest) -> Server:
     """One of each cloud in turn."""
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
