@@ -3,9 +3,11 @@
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -13,8 +15,8 @@ import msgspec
 from lakeupsert.config.addresses import refuse_overlaps
 from lakeupsert.config.check import has_credential
 from lakeupsert.config.messages import did_you_mean, refuse_unknown_keys, toml_key
-from lakeupsert.config.sources import SourceSettings, parse_sources
-from lakeupsert.config.table import parse_table, part_of, tables_of
+from lakeupsert.config.sources import SourceSettings, parse_source, refuse_credential
+from lakeupsert.config.table import parse_table, table_of, tables_of
 from lakeupsert.config.types import HOOKS, Hook, Hooks, TableSettings
 from lakeupsert.decoding import convert
 from lakeupsert.errors import ConfigurationError
@@ -23,6 +25,7 @@ from lakeupsert.variables import expand, references, without_references
 FILE_NAME = "lakeupsert.toml"
 ENVIRONMENT_PREFIX = "LAKEUPSERT__TABLES__"
 PROFILE_VARIABLE = "LAKEUPSERT_PROFILE"
+Settings = TypeVar("Settings")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,12 +98,12 @@ def parse(
     origins: dict[str, dict[str, str]] = {}
     for name, written in listed.items():
         written = _merge(written, chosen.settings_of(name))
-        raw = {key: expand(value, f"{path}: [tables.{name}]: {key}", environment) for key, value in written.items()}
+        place = _Place(path, "tables", name)
+        raw = place.expand(written, environment)
         try:
-            merged, variables = _overlay(path, raw, name, environment)
-            tables[name] = parse_table(path, name, merged)
+            tables[name], merged, variables = place.parse(raw, environment, parse_table)
         except ConfigurationError as e:
-            raise chosen.named_in(_with_variables(e, path, name, raw, environment), path) from e
+            raise chosen.named_in(e, path) from e
         origins[name] = {
             setting: ", ".join(sorted(variables.get(setting, []))) or chosen.origin(name, setting, written)
             for setting in merged
@@ -111,7 +114,12 @@ def parse(
         )
     refuse_overlaps(path, tables)
     hooks = _hooks(path, {**document, **chosen.hooks}, environment)
-    sources = parse_sources(path, document, tables)
+    sources: dict[str, SourceSettings] = {}
+    for name, given in tables_of(path, document, "sources").items():
+        refuse_credential(path, name, given)  # also one in a variable
+        place = _Place(path, "sources", name)
+        raw = place.expand(given, environment)
+        sources[name], _, _ = place.parse(raw, environment, partial(parse_source, tables=tables))
     return Config(path=path, profile=chosen.name, hooks=hooks, tables=tables, origins=origins, sources=sources)
 
 
@@ -266,53 +274,79 @@ def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, 
     return merged
 
 
-def _with_variables(
-    error: ConfigurationError, path: str, name: str, raw: dict[str, object], environment: Mapping[str, str]
-) -> ConfigurationError:
-    """The error as one of the environment variables that cause it. If none does, the file is at fault, and the error stays."""
+@dataclass(frozen=True)
+class _Place:
+    """``[tables.NAME]`` or ``[sources.NAME]`` of the file ``path``, with the environment variables that override its settings."""
 
-    def differs(variable: str) -> bool:
-        try:
-            others = {v: text for v, text in environment.items() if v != variable}
-            merged, _ = _overlay(path, raw, name, others)
-            parse_table(path, name, merged)
-        except ConfigurationError as other:
-            return other.message != error.message
-        return True
+    path: str
+    kind: Literal["tables", "sources"]
+    name: str
 
-    variables = sorted(v for v in environment if v.upper().startswith(_prefix(name)) and differs(v))
-    if not variables:
-        return error
-    named = ", ".join(variables)
-    return ConfigurationError(
-        error.code,
-        f"Environment variable {named}{error.message.removeprefix(path)}",
-        next=f"correct {named} or unset it: it overrides {path}",
-    )
+    @property
+    def prefix(self) -> str:
+        """Of these variables, in upper case."""
+        return f"LAKEUPSERT__{self.kind}__{re.sub(r'[^A-Za-z0-9]', '_', self.name)}__".upper()
 
+    def expand(self, written: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, object]:
+        where = f"{self.path}: [{self.kind}.{self.name}]"
+        return {key: expand(value, f"{where}: {key}", environment) for key, value in written.items()}
 
-def _prefix(name: str) -> str:
-    """The prefix of a table's environment variables, in upper case."""
-    return f"{ENVIRONMENT_PREFIX}{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}__"
+    def parse(
+        self,
+        raw: Mapping[str, object],
+        environment: Mapping[str, str],
+        convert: Callable[[str, str, dict[str, object]], Settings],
+    ) -> tuple[Settings, dict[str, object], dict[str, list[str]]]:
+        """The settings, as ``convert`` makes them, and as they are merged, and the variables that set each."""
 
+        def settings(variables: Mapping[str, str]) -> tuple[Settings, dict[str, object], dict[str, list[str]]]:
+            merged, used = self._overlay(raw, variables)
+            return convert(self.path, self.name, merged), merged, used
 
-def _overlay(
-    path: str, raw: dict[str, object], name: str, environment: Mapping[str, str]
-) -> tuple[dict[str, object], dict[str, list[str]]]:
-    """The settings after ``LAKEUPSERT__TABLES__<NAME>__<SETTING>[__<PART>]``, and the variables that set each.
-
-    Values are TOML, or plain text.
-    """
-    merged = dict(raw)
-    variables: dict[str, list[str]] = {}
-    prefix = _prefix(name)
-    for variable, text in environment.items():
-        if variable.upper().startswith(prefix):
-            setting, _, part = variable[len(prefix) :].lower().partition("__")
+        def differs(error: ConfigurationError, variable: str) -> bool:
             try:
-                value = tomllib.loads(f"value = {text}")["value"]
-            except tomllib.TOMLDecodeError:
-                value = text
-            merged[setting] = {**part_of(path, name, merged, setting), part: value} if part else value
-            variables.setdefault(setting, []).append(variable)
-    return merged, variables
+                settings({v: text for v, text in environment.items() if v != variable})
+            except ConfigurationError as other:
+                return other.message != error.message
+            return True
+
+        try:
+            return settings(environment)
+        except ConfigurationError as e:
+            named = ", ".join(sorted(v for v in environment if self._sets(v) and differs(e, v)))
+            if not named:  # the file is at fault
+                raise
+            raise ConfigurationError(
+                e.code,
+                f"Environment variable {named}{e.message.removeprefix(self.path)}",
+                next=f"correct {named} or unset it: it overrides {self.path}",
+            ) from e
+
+    def _sets(self, variable: str) -> bool:
+        """Whether a variable overrides a setting. The password of a source is none: no setting may have it."""
+        name = variable.upper()
+        return name.startswith(self.prefix) and (self.kind, name) != ("sources", f"{self.prefix}PASSWORD")
+
+    def _overlay(
+        self, raw: Mapping[str, object], environment: Mapping[str, str]
+    ) -> tuple[dict[str, object], dict[str, list[str]]]:
+        """The settings after ``LAKEUPSERT__<KIND>__<NAME>__<SETTING>[__<PART>]``, and the variables that set each.
+
+        Values are TOML, or plain text.
+        """
+        merged = dict(raw)
+        variables: dict[str, list[str]] = {}
+        header = f"{self.kind}.{self.name}"
+        for variable, text in environment.items():
+            if self._sets(variable):
+                setting, _, part = variable[len(self.prefix) :].lower().partition("__")
+                try:
+                    value = tomllib.loads(f"value = {text}")["value"]
+                except tomllib.TOMLDecodeError:
+                    value = text
+                if part:
+                    before = table_of(f"{self.path}: [{header}]", merged, setting, f"[{header}.{setting}]")
+                    value = {**before, part: value}
+                merged[setting] = value
+                variables.setdefault(setting, []).append(variable)
+        return merged, variables

@@ -10,7 +10,6 @@ import msgspec
 from lakeupsert.config.addresses import absolute_address
 from lakeupsert.config.check import has_credential
 from lakeupsert.config.messages import Refusal, did_you_mean, refuse_unknown_keys
-from lakeupsert.config.table import tables_of
 from lakeupsert.config.types import Names, size_of
 from lakeupsert.decoding import convert
 from lakeupsert.errors import ConfigurationError
@@ -76,25 +75,25 @@ def _is_server(address: str) -> bool:
     return found is not None and int(found["port"] or 1) in range(1, 1 << 16)
 
 
-def parse_sources(path: str, document: Mapping[str, object], tables: Mapping[str, object]) -> dict[str, SourceSettings]:
-    """The sources of the file ``path``, checked; ``tables``: those of the same file."""
-    return {name: _parse(path, name, raw, tables) for name, raw in tables_of(path, document, "sources").items()}
+def refuse_credential(path: str, name: str, raw: Mapping[str, object]) -> None:
+    if has_credential(str(raw.get("from", ""))):
+        raise ConfigurationError(
+            "credential-in-configuration",
+            f"{path}: [sources.{name}]: from contains a credential, which no setting may.",
+            next=f"set LAKEUPSERT__SOURCES__{name.upper()}__PASSWORD, or name a password_file",
+        )
 
 
-def _parse(path: str, name: str, raw: dict[str, object], tables: Mapping[str, object]) -> SourceSettings:
+def parse_source(path: str, name: str, raw: dict[str, object], tables: Mapping[str, object]) -> SourceSettings:
+    """The settings below ``[sources.NAME]``, checked; ``tables``: those of the same file."""
     where = f"[sources.{name}]"
     refuse = Refusal(path, where)
     if name == "endpoint":
         refuse("its name", name, "`lakeupsert serve` has its landing files there")
     if not _NAME.fullmatch(name):
         refuse("its name", name, "expected a small letter, then up to 40 small letters, digits and _")
+    refuse_credential(path, name, raw)
     address = raw.get("from", "")
-    if has_credential(str(address)):
-        raise ConfigurationError(
-            "credential-in-configuration",
-            f"{path}: {where}: from contains a credential, which the file may not.",
-            next=f"set LAKEUPSERT__SOURCES__{name.upper()}__PASSWORD, or name a password_file",
-        )
     kind = _KINDS.get(str(address).partition("://")[0])
     if kind is None:
         refuse("from", address, f"expected an address that begins with {', '.join(f'{one}://' for one in _KINDS)}")

@@ -61,3 +61,37 @@ def test_source_that_can_not_begin(name: str, says: str, tmp_path: Path) -> None
     answer = CliRunner().invoke(main, ["capture", name, "--config", str(tmp_path / "lakeupsert.toml")])
     assert answer.exit_code == 2
     assert says in answer.output
+
+
+def test_variables_and_the_environment_set_a_source_as_they_set_a_table() -> None:
+    text = config(**{"from": '"postgresql://me@${DB_HOST}:5433/shop"', "tables": '["${SCHEMA}.orders"]'})
+    environment = {
+        "DB_HOST": "elsewhere",
+        "SCHEMA": "sales",
+        "LAKEUPSERT__SOURCES__SHOP__SECONDS": "0.5",
+        "LAKEUPSERT__SOURCES__SHOP__PASSWORD": "not [a setting",
+        "LAKEUPSERT__SOURCES__OTHER__SECONDS": "7",
+    }
+    found = parse("/lake/lakeupsert.toml", text.encode(), environment).sources["shop"]
+    assert isinstance(found, DatabaseSource)
+    assert (found.server.hostname, found.tables, found.seconds) == ("elsewhere", ("sales.orders",), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "code", "says"),
+    [
+        (config(), {"SECONDS": "soon"}, "bad-setting", "variable LAKEUPSERT__SOURCES__SHOP__SECONDS"),
+        (config(seconds="0"), {"ROWS": "7"}, "bad-setting", "lakeupsert.toml: [sources.shop]"),
+        (config(), {"SECOND": "1"}, "unknown-setting", "variable LAKEUPSERT__SOURCES__SHOP__SECOND: "),
+        (config(), {"FROM": "postgresql://me:hidden@db/shop"}, "credential-in-configuration", "SHOP__PASSWORD"),
+        (config(**{"from": '"postgresql://me:${PW}@db/shop"'}), {}, "credential-in-configuration", "SHOP__PASSWORD"),
+        (config(**{"from": '"postgresql://${ME}@db/shop"'}), {}, "unset-variable", "[sources.shop]: from"),
+        (config(**{"from": '"${URL}"'}), {"URL": "postgresql://x:hidden@d/s"}, "credential-in-configuration", "SHOP"),
+    ],
+)
+def test_slips_in_the_environment_are_named(text: str, variables: dict[str, str], code: str, says: str) -> None:
+    environment = {name if name == "URL" else f"LAKEUPSERT__SOURCES__SHOP__{name}": variables[name] for name in variables}
+    with pytest.raises(ConfigurationError) as caught:
+        parse("lakeupsert.toml", text.encode(), environment)
+    assert (caught.value.code, "hidden" in str(caught.value)) == (code, False)
+    assert says in f"{caught.value.message} {caught.value.next}"
