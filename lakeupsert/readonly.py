@@ -148,7 +148,7 @@ class ReadOnlyTable:
             return cls.of(open_folder(str(config), name, profile))
         loaded = load(str(config), profile=profile)
         name, settings = loaded.table(name)
-        return cls(name, settings, origins=loaded.origins[name])
+        return cls.of(OpenTable(name, settings, origins=loaded.origins[name], sources=loaded.sources_of(name)))
 
     def close(self) -> None:
         """Close the queue."""

@@ -104,12 +104,15 @@ class Call:
     def open_tables(self) -> "Iterator[list[Table]]":
         """Open all tables in the order of the configuration, or the one named by `--table`."""
         from lakeupsert.api import Table  # imports Arrow, which help and usage errors do not need
+        from lakeupsert.pipeline.opened import OpenTable
 
         config = self.config()
         if self.table is not None or len(config.tables) == 1:
             self.table, _ = config.table(self.table)
         names = list(config.tables) if self.table is None else [self.table]
-        self.tables = [Table(name, config.tables[name], origins=config.origins[name]) for name in names]
+        origins, sources = config.origins, config.sources_of
+        opened = (OpenTable(name, config.tables[name], origins=origins[name], sources=sources(name)) for name in names)
+        self.tables = list(map(Table.of, opened))
         for table in self.tables:
             for sink in filter(None, (self.log, self.verbose)):
                 table.listen(sink)

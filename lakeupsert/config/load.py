@@ -63,6 +63,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             )
         return name, self.tables[name]
 
+    def sources_of(self, table: str) -> dict[str, SourceSettings]:
+        """The sources that land files for this table."""
+        return {name: source for name, source in self.sources.items() if source.table == table}
+
 
 def load(path: str | None, environment: Mapping[str, str] = os.environ, *, profile: str | None = None) -> Config:
     """Read ``path``, which may be a URL like `s3://lake/lakeupsert.toml`. By default, search `lakeupsert.toml` from the working
@@ -98,10 +102,8 @@ def parse(
     origins: dict[str, dict[str, str]] = {}
     for name, written in listed.items():
         written = _merge(written, chosen.settings_of(name))
-        place = _Place(path, "tables", name)
-        raw = place.expand(written, environment)
         try:
-            tables[name], merged, variables = place.parse(raw, environment, parse_table)
+            tables[name], merged, variables = _Place(path, "tables", name).parse(written, environment, parse_table)
         except ConfigurationError as e:
             raise chosen.named_in(e, path) from e
         origins[name] = {
@@ -117,9 +119,8 @@ def parse(
     sources: dict[str, SourceSettings] = {}
     for name, given in tables_of(path, document, "sources").items():
         refuse_credential(path, name, given)  # also one in a variable
-        place = _Place(path, "sources", name)
-        raw = place.expand(given, environment)
-        sources[name], _, _ = place.parse(raw, environment, partial(parse_source, tables=tables))
+        parse_given = partial(parse_source, tables=tables)
+        sources[name], _, _ = _Place(path, "sources", name).parse(given, environment, parse_given)
     return Config(path=path, profile=chosen.name, hooks=hooks, tables=tables, origins=origins, sources=sources)
 
 
@@ -276,7 +277,7 @@ def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, 
 
 @dataclass(frozen=True)
 class _Place:
-    """``[tables.NAME]`` or ``[sources.NAME]`` of the file ``path``, with the environment variables that override its settings."""
+    """``[tables.NAME]`` or ``[sources.NAME]`` of the file ``path``, which environment variables override."""
 
     path: str
     kind: Literal["tables", "sources"]
@@ -287,40 +288,30 @@ class _Place:
         """Of these variables, in upper case."""
         return f"LAKEUPSERT__{self.kind}__{re.sub(r'[^A-Za-z0-9]', '_', self.name)}__".upper()
 
-    def expand(self, written: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, object]:
-        where = f"{self.path}: [{self.kind}.{self.name}]"
-        return {key: expand(value, f"{where}: {key}", environment) for key, value in written.items()}
-
     def parse(
-        self,
-        raw: Mapping[str, object],
-        environment: Mapping[str, str],
-        convert: Callable[[str, str, dict[str, object]], Settings],
+        self, written: Mapping[str, object], environment: Mapping[str, str], convert: Callable[..., Settings]
     ) -> tuple[Settings, dict[str, object], dict[str, list[str]]]:
         """The settings, as ``convert`` makes them, and as they are merged, and the variables that set each."""
-
-        def settings(variables: Mapping[str, str]) -> tuple[Settings, dict[str, object], dict[str, list[str]]]:
-            merged, used = self._overlay(raw, variables)
-            return convert(self.path, self.name, merged), merged, used
+        where = f"{self.path}: [{self.kind}.{self.name}]"
+        raw = {key: expand(value, f"{where}: {key}", environment) for key, value in written.items()}
 
         def differs(error: ConfigurationError, variable: str) -> bool:
             try:
-                settings({v: text for v, text in environment.items() if v != variable})
+                others = {v: text for v, text in environment.items() if v != variable}
+                convert(self.path, self.name, self._overlay(raw, others)[0])
             except ConfigurationError as other:
                 return other.message != error.message
             return True
 
         try:
-            return settings(environment)
+            merged, variables = self._overlay(raw, environment)
+            return convert(self.path, self.name, merged), merged, variables
         except ConfigurationError as e:
             named = ", ".join(sorted(v for v in environment if self._sets(v) and differs(e, v)))
             if not named:  # the file is at fault
                 raise
-            raise ConfigurationError(
-                e.code,
-                f"Environment variable {named}{e.message.removeprefix(self.path)}",
-                next=f"correct {named} or unset it: it overrides {self.path}",
-            ) from e
+            text = f"Environment variable {named}{e.message.removeprefix(self.path)}"
+            raise ConfigurationError(e.code, text, next=f"correct {named} or unset it: it overrides {self.path}") from e
 
     def _sets(self, variable: str) -> bool:
         """Whether a variable overrides a setting. The password of a source is none: no setting may have it."""

@@ -1,7 +1,9 @@
 """`[sources.NAME]`: where `lakeupsert capture` reads rows, and for which table it lands them."""
 
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
 
@@ -79,9 +81,36 @@ def refuse_credential(path: str, name: str, raw: Mapping[str, object]) -> None:
     if has_credential(str(raw.get("from", ""))):
         raise ConfigurationError(
             "credential-in-configuration",
-            f"{path}: [sources.{name}]: from contains a credential, which no setting may.",
-            next=f"set LAKEUPSERT__SOURCES__{name.upper()}__PASSWORD, or name a password_file",
+            f"{path}: [sources.{name}]: from contains a credential, which no setting may. The password belongs into the "
+            f"variable {password_variable(name)}, or into a password_file.",
+            next=f"set {password_variable(name)}",
         )
+
+
+def password_variable(name: str) -> str:
+    """The environment variable of a source's password."""
+    return f"LAKEUPSERT__SOURCES__{name.upper()}__PASSWORD"
+
+
+def password_of(name: str, settings: SourceSettings) -> str:
+    """The password, or an empty text: the server may not ask for one. No message contains it."""
+    if settings.password_file is None:
+        return os.environ.get(password_variable(name), "")
+    try:
+        return Path(settings.password_file).read_text("utf-8").rstrip("\n")
+    except (OSError, ValueError) as e:
+        why = e.strerror if isinstance(e, OSError) else "it is not text"
+        raise ConfigurationError(
+            "bad-setting",
+            f"[sources.{name}]: password_file {settings.password_file} can't be read: {why}.",
+            next="correct it",
+        ) from e
+
+
+def name_of_source(text: str) -> str:
+    """A source's name like the name of a database or table."""
+    name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+    return (name if name[:1].isalpha() else f"db_{name}")[:30]
 
 
 def parse_source(path: str, name: str, raw: dict[str, object], tables: Mapping[str, object]) -> SourceSettings:

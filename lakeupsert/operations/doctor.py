@@ -1,7 +1,7 @@
 """Check a table and the machine it runs on, before a night fails.
 
 Reads     the settings, the heads of the chains, the snapshots, the listing of manifests, the queue, both zones' folders, the
-          versions of Java and Python
+          versions of Java and Python; the databases and topics of the table's sources
 Writes    objects named `_lakeupsert/doctor-…`, which it deletes again (and their folders, if they do not exist yet)
 Repeat    safe, also during a night and before the table exists
 
@@ -33,9 +33,11 @@ from lakeupsert.pipeline.append.landing_dates import fitting, is_stray, received
 from lakeupsert.pipeline.integrity import missing_manifests
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import standings
+from lakeupsert.pipeline.removed_files import removed_files
 from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.queue import SqliteQueue, SqsQueue
 from lakeupsert.retries import LEASE_SECONDS
+from lakeupsert.sources.check import check_source
 from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, open_store
 from lakeupsert.storage.races import WRITERS, race
 from lakeupsert.table.chain import Link
@@ -384,6 +386,19 @@ def _publishers(table: OpenTable) -> Iterator[Finding]:
             yield _ok(f"readers of {name} see {shown}, the newest")
 
 
+def _sources(table: OpenTable) -> Iterator[Finding]:
+    for name, source in table.sources.items():
+        check = f"source {name}"
+        try:
+            for found, advice in check_source(table, name, source):
+                yield _found("warning" if advice else "ok", found, advice, check)
+        except LakeupsertError as e:  # another source may be well
+            yield _problem(e.message.rstrip("."), e.next, check)
+    for warning in removed_files(table):
+        found, _, remedy = warning.partition(". Put ")
+        yield _problem(found, f"put {remedy}")
+
+
 CHECKS: dict[str, Callable[[OpenTable], Iterator[Finding]]] = {
     "permissions": _permissions,  # first: later checks may create the processed zone
     "store": _store,
@@ -395,4 +410,5 @@ CHECKS: dict[str, Callable[[OpenTable], Iterator[Finding]]] = {
     "settings": _settings,
     "manifests": _manifests,
     "publishers": _publishers,
+    "sources": _sources,
 }

@@ -26,6 +26,7 @@ from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
+from lakeupsert.pipeline.removed_files import removed_files
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
 from lakeupsert.retries import LONGEST_FAILED_SECONDS, WHOLE_SECONDS
@@ -100,6 +101,8 @@ class Intake(Rounds):
             return
         if look:
             self._looked_at = clock.elapsed()
+            for warning in removed_files(self.table):
+                self.warn(warning)
             send_missing(self.table, lambda p: self._failed.get(p, (0.0,))[0] <= self._looked_at)
         if self._unpublished_since is None:
             self._unpublished_since = clock.elapsed()

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from threading import get_ident
+from types import MappingProxyType
 
-from lakeupsert.config import TableSettings
+from lakeupsert.config import SourceSettings, TableSettings
 from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.resources import Resources
@@ -19,6 +20,7 @@ class OpenTable:
 
     Args:
         origins: the environment variables that settings came from, as in `Config.origins`.
+        sources: those of the configuration that land files for it.
         by_folder: it was opened by its folder (`pipeline.by_folder`).
         resources: those of ``settings`` if they are left out.
     """
@@ -29,11 +31,13 @@ class OpenTable:
         settings: TableSettings,
         *,
         origins: Mapping[str, str] | None = None,
+        sources: Mapping[str, SourceSettings] = MappingProxyType({}),
         by_folder: bool = False,
         resources: Resources | None = None,
     ) -> None:
         self.name = name
         self.settings = settings
+        self.sources = sources
         self.declaration = Declaration(name, settings, origins or {}, by_folder=by_folder)
         self.resources = resources or Resources(name, settings)
         self.history = History(self.declaration, self.resources)

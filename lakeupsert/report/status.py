@@ -1,10 +1,12 @@
 """The current state of a table, and what is still to do. Its texts are in `cli/output`.
 
-Reads     the last snapshot, the ledger, the heads of unpublished partitions, the counts of the queue, what `freshness` reads
+Reads     the last snapshot, the ledger, the heads of unpublished partitions, the counts of the queue, what `freshness` and
+          `removed_files` read
 Repeat    cheap on the same `OpenTable`: reads only what is new since the last call, and lists each unpublished partition
 """
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -17,6 +19,7 @@ from lakeupsert.pipeline.integrity import missing_manifests
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import PublisherStanding, standings
 from lakeupsert.pipeline.read_cost import ReadCost, read_cost
+from lakeupsert.pipeline.removed_files import removed_files
 from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.queue import QueueStats
 from lakeupsert.report.freshness import Freshness, freshness
@@ -83,8 +86,7 @@ def status(table: OpenTable) -> Status:
     head = table.history.ledger_head()
     body = snapshot.body if snapshot else Snapshot(batch=0, spec_version=0)
     headers = table.history.headers(head.number) if head else []
-    later = headers[body.batch + 1 :]
-    wanted = unpublished(table.history, snapshot, head)
+    later, wanted = headers[body.batch + 1 :], unpublished(table.history, snapshot, head)
     heads = table.history.heads(wanted)
     behind = {p: p not in heads or heads[p].body.merged < batch for p, batch in wanted.items()}
     failed = {p: mark.reason for p, dirty in behind.items() if dirty and p in heads and (mark := heads[p].body.failed)}
@@ -135,5 +137,12 @@ def status(table: OpenTable) -> Status:
             *contrary_rows(table.declaration, headers),
             *([holds_a_table(table.resources.landing_log)] if table.resources.landing_log else []),
             *queue_warning,
+            *_removed(table),
         ),
     )
+
+
+def _removed(table: OpenTable) -> list[str]:
+    with suppress(LakeupsertError, OSError):  # readers need no right for the landing zone
+        return list(removed_files(table))
+    return []

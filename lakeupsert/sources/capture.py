@@ -56,6 +56,16 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     stream: Position | None = None
 
 
+def refuse_added_tables(source: DatabaseSource, place: Place) -> None:
+    """Raise ConfigurationError if the source names tables that it did not when it began."""
+    if more := ", ".join(sorted({*source.tables} - {*place.tables})):
+        raise ConfigurationError(
+            "source-tables-added",
+            f"{source.from_}: {more} was not followed so far. Its rows that are there already would be missing.",
+            next="name these tables in another source, which begins with a snapshot",
+        )
+
+
 def follow_database(
     table: OpenTable, name: str, source: DatabaseSource, password: str, options: CaptureOptions
 ) -> None:
@@ -80,13 +90,8 @@ class _Capture:
         """Capture until `stop` is set, or until this process no longer reads the source."""
         text = self._files.begin()
         place = decoder_of(Place).decode(text) if text is not None else None
-        if place is not None and not {*self._source.tables} <= {*place.tables}:
-            more = ", ".join(sorted({*self._source.tables} - {*place.tables}))
-            raise ConfigurationError(
-                "source-tables-added",
-                f"{self._source.from_}: {more} was not followed so far. Its rows that are there already would be missing.",
-                next="name these tables in another source, which begins with a snapshot",
-            )
+        if place is not None:
+            refuse_added_tables(self._source, place)
         try:
             prepared = self._database.prepare(is_new=place is None)
         except StatementError as e:

@@ -61,17 +61,22 @@ class SourceFiles:
 
         A file that another process has not created by now never counts.
         """
-        self._head = self._chain.head()
-        file = None if self._head else next(iter(self._landing.list(f"{self._source}/", limit=1)), None)
-        if file is not None:
-            self._head = self._chain.head()  # another process may have begun between the two calls
-            if self._head is None:
-                raise self._position_lost(file.name, "no position")
+        self._head = self.find_head()
         if self._head is not None:
             entry = self._head.body
             self._position = entry.after if self._counts(entry) else entry.before
             self._trim()
         return self._position
+
+    def find_head(self) -> Link[SourceEntry] | None:
+        """The newest entry. Raises ConfigurationError (``position-lost``) if there is none, but landing files of the source."""
+        head = self._chain.head()
+        file = None if head else next(iter(self._landing.list(f"{self._source}/", limit=1)), None)
+        if file is not None:
+            head = self._chain.head()  # another process may have begun between the two calls
+            if head is None:
+                raise self._position_lost(file.name, "no position")
+        return head
 
     def land(self, data: bytes, after: str, ending: str | None = None) -> None:
         """Make the rows of a file durable, and with them the position behind them. Without ``data``, only the position.

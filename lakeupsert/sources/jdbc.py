@@ -24,10 +24,14 @@ class Prepared:
 
     Attributes:
         left_out: columns that are not followed.
+        lacks_long: whether updates may lack long values that they did not change.
+        is_read: whether a program follows it right now.
     """
 
     left_out: tuple[str, ...]
     warnings: tuple[str, ...]
+    lacks_long: bool = False
+    is_read: bool = False
 
 
 _WRONG = ("28", "3D")

@@ -147,15 +147,12 @@ class TopicsToFiles:
         self, table: OpenTable, files: SourceFiles, source: KafkaSource, password: str, options: CaptureOptions
     ) -> None:
         self._files, self._source, self._options = files, source, options
-        self._properties = _properties(source, password)
+        self._properties = properties_of(source, password)
         settings = table.settings
         named = {name.lower() for name in table.declaration.named_columns} if settings.read.envelope is None else set()
         self._columns = frozenset(named.intersection(COLUMNS))
         self._key, self._deletes, self._enveloped = settings.key, TOMBSTONE in named, settings.read.envelope is not None
-        headers = {}
-        if user := self._properties.pop("basic.auth.user.info", None):
-            headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
-        self._registry = None if source.registry is None else Registry(source.registry, headers)
+        self._registry = registry_of(source, self._properties)
         self._tombstones = 0
 
     def run(self) -> None:
@@ -233,7 +230,15 @@ class TopicsToFiles:
             self._options.collect(rows)
 
 
-def _properties(source: KafkaSource, password: str) -> dict[str, str]:
+def registry_of(source: KafkaSource, properties: dict[str, str]) -> Registry | None:
+    """The source's registry. Its login is taken out of the ``properties``, where librdkafka has no such one."""
+    headers = {}
+    if user := properties.pop("basic.auth.user.info", None):
+        headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
+    return None if source.registry is None else Registry(source.registry, headers)
+
+
+def properties_of(source: KafkaSource, password: str) -> dict[str, str]:
     """The settings of librdkafka: those of the file, and what the source says itself."""
     given = javaproperties.loads(Path(source.properties).read_text("utf-8")) if source.properties else {}
     servers = source.from_.partition("://")[2].rpartition("@")[2]

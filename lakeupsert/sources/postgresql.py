@@ -32,7 +32,15 @@ _PARTLY = """select p.prrelid::regclass::text from pg_publication_rel p join pg_
     where b.pubname = ? and (p.prattrs is not null or p.prqual is not null)"""
 _OLDEST, _LISTS = 130000, 150000
 """Versions of PostgreSQL: the first with all that these queries name, and the first with lists of columns and row filters."""
+_KEPT = (
+    "select pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint from pg_replication_slots where slot_name = ?"
+)
 _SLOT = "select plugin, database = current_database(), active, wal_status from pg_replication_slots where slot_name = ?"
+_HAS_FREE_SLOT = "select count(*) < current_setting('max_replication_slots')::int from pg_replication_slots"
+_MAY_PUBLISH = """select coalesce((select pg_has_role(pubowner, 'usage') from pg_publication where pubname = ?),
+        has_database_privilege(current_database(), 'create')) and bool_and(pg_has_role(c.relowner, 'usage'))
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where n.nspname || '.' || c.relname = any (string_to_array(?, E'\\n'))"""
 
 
 class Postgresql:
@@ -45,6 +53,8 @@ class Postgresql:
         self._name, self._slot = name, f"lakeupsert_{name}"
         self._sql: dict[str, str] = {}
         self._warnings: list[str] = []
+        self._long: list[str] = []
+        self._only_look = self._is_read = False
 
     def properties(self, left_out: Iterable[str]) -> dict[str, str]:
         """Debezium's settings. ``left_out``: columns that are not followed."""
@@ -68,18 +78,21 @@ class Postgresql:
             "status.update.interval.ms": "1000",
         }
 
-    def prepare(self, *, is_new: bool) -> Prepared:
+    def prepare(self, *, is_new: bool, only_look: bool = False) -> Prepared:
         """Check the database, and create the publication and, if the source ``is_new``, the slot.
+
+        ``only_look``: create nothing, and say whether that would work. The slot may be in use.
 
         Raises ConfigurationError (``source-unfit``, with all that is wrong) and TryAgainError.
         """
+        self._only_look = only_look
         with Connection(self.kind, self._settings, self._password) as database:
             problems = [*self._server(database), *self._tables(database)]
             if not problems:
                 problems = [*self._publication(database, is_new=is_new), *self._slot_of(database, is_new=is_new)]
             if problems:
                 raise unfit(self._settings, problems)
-            return Prepared(tuple(self._left_out(database)), tuple(self._warnings))
+            return Prepared(tuple(self._left_out(database)), tuple(self._warnings), bool(self._long), self._is_read)
 
     @staticmethod
     def order(position: Position) -> tuple[int, ...]:
@@ -90,6 +103,12 @@ class Postgresql:
         """Write something that the slot passes on, so that it also advances while only other tables change."""
         with Connection(self.kind, self._settings, self._password) as database, suppress(StatementError):
             database.rows("select pg_logical_emit_message(true, 'lakeupsert', '')::text")
+
+    def kept_log(self) -> int:
+        """How many bytes of its log the server keeps for the source. 0: not known."""
+        with Connection(self.kind, self._settings, self._password) as database, suppress(StatementError):
+            return int(next((row[0] for row in database.rows(_KEPT, self._slot)), None) or 0)
+        return 0
 
     def _server(self, database: Connection) -> Iterator[Problem]:
         [(level, may_replicate, version)] = database.rows(_MINE)
@@ -133,11 +152,13 @@ class Postgresql:
                     f"updates and deletes of {name} do not say which row they change",
                     f"give it a primary key and its default replica identity, or run `alter table {sql} replica identity full`",
                 )
-            elif identity == "d" and has_long == "t" and self._mode == "rows":
-                self._warnings.append(
-                    f"{name} may have long values. PostgreSQL does not send one that an update left as it was, and the row goes "
-                    f'to quarantine. Run `alter table {sql} replica identity full`, or set mode = "columns".'
-                )
+            elif identity == "d" and has_long == "t":
+                self._long.append(name)
+                if self._mode == "rows":
+                    self._warnings.append(
+                        f"{name} may have long values. PostgreSQL does not send one that an update left as it was, and the row "
+                        f'goes to quarantine. Run `alter table {sql} replica identity full`, or set mode = "columns".'
+                    )
 
     def _publication(self, database: Connection, *, is_new: bool) -> Iterator[Problem]:
         tables = ", ".join(self._sql.values())
@@ -158,20 +179,22 @@ class Postgresql:
             why = f"the publication {self._slot} lacks changes that came since the last landing file"
             yield f"{why} (a table, the publication or its `publish` was changed)", BEGIN_AGAIN
         elif statement:
+            advice = f"let the owner of the tables run `{statement}`"
             try:
-                database.rows(statement)
+                if not self._only_look:
+                    database.rows(statement)
+                elif database.rows(_MAY_PUBLISH, self._slot, "\n".join(self._settings.tables)) != [("t",)]:
+                    yield f"the user may not make the publication {self._slot}", advice
             except StatementError as e:
-                yield (
-                    f"the publication {self._slot} can't be made: {e}",
-                    f"let the owner of the tables run `{statement}`",
-                )
+                yield f"the publication {self._slot} can't be made: {e}", advice
 
     def _slot_of(self, database: Connection, *, is_new: bool) -> Iterator[Problem]:
         found = database.rows(_SLOT, self._slot)
         drop = f"select pg_drop_replication_slot('{self._slot}')"
         if found:
             plugin, is_here, is_active, status = found[0]
-            if is_active == "t":
+            self._is_read = is_active == "t"
+            if self._is_read and not self._only_look:
                 raise unreachable(self._settings, f"another program reads the slot {self._slot}")
             if plugin != "pgoutput" or is_here != "t":
                 yield (
@@ -183,10 +206,14 @@ class Postgresql:
         elif not is_new:
             yield f"the slot {self._slot} is gone, and with it the changes since", BEGIN_AGAIN
         else:
+            advice = "drop a slot, or set a larger max_replication_slots"
             try:
-                database.rows("select pg_create_logical_replication_slot(?, 'pgoutput')", self._slot)
+                if not self._only_look:
+                    database.rows("select pg_create_logical_replication_slot(?, 'pgoutput')", self._slot)
+                elif database.rows(_HAS_FREE_SLOT) != [("t",)]:
+                    yield "all replication slots of the server are taken", advice
             except StatementError as e:
-                yield f"the slot {self._slot} can't be made: {e}", "drop a slot, or set a larger max_replication_slots"
+                yield f"the slot {self._slot} can't be made: {e}", advice
 
     def _left_out(self, database: Connection) -> Iterator[str]:
         """Columns that Debezium does not send, or not as they are."""

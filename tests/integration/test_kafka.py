@@ -24,6 +24,7 @@ import pytest
 from lakeupsert import Table
 from lakeupsert.config import DeleteSettings, KafkaSource, ReadSettings
 from lakeupsert.errors import LakeupsertError, RefusedError
+from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.sources.draft import Draft
 from lakeupsert.sources.files import SourceFiles
@@ -444,6 +445,36 @@ def test_a_registry_that_does_not_answer_stops_nothing_for_good(tmp_path: Path, 
     here = Landing(tmp_path, topics, more={"registry": registry}, schema={})
     assert here.land(1) == 1
     assert [row["id"] for row in here.merged()] == [1]
+
+
+def signs(one: Landing, name: str = "events") -> list[tuple[str, str]]:
+    """What `doctor` says of the source."""
+    with Table.of(OpenTable("t", one.lake.settings, sources={name: one.source})) as table:
+        return [(found.level, found.found) for found in table.doctor() if found.check == f"source {name}"]
+
+
+def test_doctor_looks_at_topics_and_registry_and_lands_nothing(tmp_path: Path, topics: Kafka, registry: str) -> None:
+    Registry.schemas = [schema()]
+    one = Landing(tmp_path, topics, more={"registry": registry})
+    [(level, found)] = signs(one)
+    assert level == "problem"
+    assert "lacks one of the topics" in found
+    topics.create(3)
+    [(_, found), (_, answers)] = signs(one)
+    assert "3 partitions" in found
+    assert "answers" in answers
+    away = Landing(tmp_path, topics, more={"registry": f"http://127.0.0.1:{free_port()}"})
+    assert [level for level, _ in signs(away)] == ["ok", "problem"]
+    topics.send({"id": 1})
+    assert Landing(tmp_path, topics).land(1) == 1
+    topics.admin.delete_topics([f"{topics.prefix}t"])[f"{topics.prefix}t"].result(30)
+    wait_until(lambda: f"{topics.prefix}t" not in topics.admin.list_topics(timeout=10).topics, "it is deleted")
+    topics.create()
+    [(level, found)] = signs(Landing(tmp_path, topics))
+    assert (level, "made again" in found) == ("problem", True)
+    assert len(list((tmp_path / "landing/events").iterdir())) == 1
+    one.source = KafkaSource(from_=f"kafka://127.0.0.1:{free_port()}", table="t", topics=("t",))
+    assert [level for level, _ in signs(one)] == ["problem"]
 
 
 CONFIG = """

@@ -90,7 +90,9 @@ def test_variables_and_the_environment_set_a_source_as_they_set_a_table() -> Non
     ],
 )
 def test_slips_in_the_environment_are_named(text: str, variables: dict[str, str], code: str, says: str) -> None:
-    environment = {name if name == "URL" else f"LAKEUPSERT__SOURCES__SHOP__{name}": variables[name] for name in variables}
+    environment = {
+        name if name == "URL" else f"LAKEUPSERT__SOURCES__SHOP__{name}": variables[name] for name in variables
+    }
     with pytest.raises(ConfigurationError) as caught:
         parse("lakeupsert.toml", text.encode(), environment)
     assert (caught.value.code, "hidden" in str(caught.value)) == (code, False)

@@ -1,7 +1,6 @@
 """`lakeupsert capture`: a database flows into a landing zone."""
 
 import logging
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,8 @@ from lakeupsert.cli.options import log_option
 from lakeupsert.cli.program import main
 from lakeupsert.config import Config, KafkaSource, SourceSettings
 from lakeupsert.config.messages import did_you_mean
+from lakeupsert.config.sources import password_of
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.phrases import install_extra
 
 if TYPE_CHECKING:
     from lakeupsert.pipeline.opened import OpenTable
@@ -43,7 +42,7 @@ def capture(call: Call, source: str | None, health_file: Path | None) -> Answer:
     """
     config = call.config()
     name, settings = _source(config, source)
-    password = _password(name, settings)
+    password = password_of(name, settings)
     from lakeupsert.operations.rounds import Warner
     from lakeupsert.pipeline.opened import OpenTable
     from lakeupsert.sources.follow import CaptureOptions
@@ -69,9 +68,10 @@ def capture(call: Call, source: str | None, health_file: Path | None) -> Answer:
 
 
 def _follower(settings: SourceSettings) -> "Follower":
-    is_kafka = isinstance(settings, KafkaSource)
-    try:
-        if is_kafka:
+    from lakeupsert.sources.extras import needs_extra
+
+    with needs_extra("`capture`", settings):
+        if isinstance(settings, KafkaSource):
             from lakeupsert.sources.kafka import follow_topics
 
             return follow_topics
@@ -80,10 +80,6 @@ def _follower(settings: SourceSettings) -> "Follower":
 
         start_jvm()
         return follow_database
-    except ImportError as e:
-        missing = f"`capture` needs {e.name or e}, which is not installed. Nothing was read."
-        extra = "kafka" if is_kafka else "capture"
-        raise ConfigurationError("extra-missing", missing, next=install_extra(extra)) from e
 
 
 def _source(config: Config, name: str | None) -> tuple[str, SourceSettings]:
@@ -97,18 +93,3 @@ def _source(config: Config, name: str | None) -> tuple[str, SourceSettings]:
     raise ConfigurationError(
         "which-source", f"{said} {config.path} has {listed}.", next="give one of these, or add [sources.NAME]"
     )
-
-
-def _password(name: str, settings: SourceSettings) -> str:
-    """The password, or an empty text: the server may not ask for one. No message contains it."""
-    if settings.password_file is None:
-        return os.environ.get(f"LAKEUPSERT__SOURCES__{name.upper()}__PASSWORD", "")
-    try:
-        return Path(settings.password_file).read_text("utf-8").rstrip("\n")
-    except (OSError, ValueError) as e:
-        why = e.strerror if isinstance(e, OSError) else "it is not text"
-        raise ConfigurationError(
-            "bad-setting",
-            f"[sources.{name}]: password_file {settings.password_file} can't be read: {why}.",
-            next="correct it",
-        ) from e

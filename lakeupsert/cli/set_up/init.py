@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,11 @@ SHOWN = 40
 @click.option(
     "--from-hive", "hive", metavar="FILE", help="Take the settings from Hive's CREATE TABLE statements in FILE."
 )
+@click.option("--from", "database", metavar="URL", help="Propose a table of PostgreSQL and its source: see --table.")
 @click.option("--dry-run", is_flag=True, help="Print the file instead of writing it.")
-def init(call: Call, path: str | None, chombo: str | None, hive: str | None, dry_run: bool) -> Answer:
+def init(
+    call: Call, path: str | None, chombo: str | None, hive: str | None, database: str | None, dry_run: bool
+) -> Answer:
     """Write a configuration for the files below PATH.
 
     PATH is a landing zone, or a Hive-partitioned Parquet folder that will become a table. Reads a sample of the files; comments
@@ -41,18 +45,27 @@ def init(call: Call, path: str | None, chombo: str | None, hive: str | None, dry
     With --from-chombo or --from-hive, the settings come from the file of that system. Everything in it that has no counterpart
     is listed. PATH is then the landing zone, and needed if the file does not name one.
 
+    With --from, they come from the catalogue of a database, which `capture` then follows, and --table is the name there. It also
+    creates the landing zone.
+
     \b
     Example:
       lakeupsert init landing/sales
       lakeupsert init --from-chombo bumu.properties landing/products
+      lakeupsert init --from postgresql://me@db.example/shop --table public.orders
     """
     target = Path(call.config_path or FILE_NAME).expanduser().absolute()
     if target.exists() and not dry_run:
         raise _exists(target)
     if path is not None:
         _refuse_inside(path, target)
-    if chombo is not None or hive is not None:
-        return _translate(call, target, path, chombo, hive, dry_run=dry_run)
+    systems = {"--from-chombo": chombo, "--from-hive": hive, "--from": database}
+    given = {option: value for option, value in systems.items() if value is not None}
+    if len(given) > 1:
+        raise click.UsageError(f"Give only one of {' and '.join(given)}.")
+    if given:
+        [(option, value)] = given.items()
+        return _translate(call, target, path, option, value, dry_run=dry_run)
     if path is None:
         raise click.UsageError("Missing argument 'PATH'.")
     return _propose(call, target, path, dry_run=dry_run)
@@ -69,20 +82,20 @@ def _refuse_inside(landing: str, target: Path) -> None:
         )
 
 
-def _translate(
-    call: Call, target: Path, path: str | None, chombo: str | None, hive: str | None, *, dry_run: bool
-) -> Answer:
-    if chombo is not None and hive is not None:
-        raise click.UsageError("Give either --from-chombo or --from-hive.")
-    source, system = (chombo, "chombo") if chombo is not None else (hive or "", "hive")
+def _translate(call: Call, target: Path, path: str | None, option: str, source: str, *, dry_run: bool) -> Answer:
     with call.progress("init") as progress:
         progress(f"reading {source}")
-        if system == "chombo":
+        if option == "--from-chombo":
             from lakeupsert.operations.init.from_chombo import translate_properties as translate  # imports Arrow
-        else:
+        elif option == "--from-hive":
             from lakeupsert.operations.init.from_hive import translate_ddl as translate
+        else:
+            from lakeupsert.operations.init.from_database import propose_database
+
+            translate = partial(propose_database, folder=target.parent)
         found = translate(source, path, call.table)
-    command = shlex.join(["lakeupsert", "init", f"--from-{system}", source, *([path] if path is not None else [])])
+    named = ["--table", call.table] if option == "--from" and call.table is not None else []
+    command = shlex.join(["lakeupsert", "init", option, source, *named, *([path] if path is not None else [])])
     _refuse_inside(found.text("landing"), target)
     text = translation_file(found, command, target.parent)
     if not is_remote(found.text("processed")):
@@ -92,6 +105,8 @@ def _translate(
     if dry_run:
         return Answer(result, text.rstrip("\n"), found.warnings)
     _write(target, text)
+    if option == "--from" and not is_remote(found.text("landing")):
+        Path(found.text("landing")).mkdir(parents=True, exist_ok=True)
     return Answer(result, translation_text(found, target), found.warnings)
 
 

@@ -1,4 +1,4 @@
-"""Texts of `lakeupsert init --from-chombo` and `--from-hive`: the configuration, the answer and its JSON."""
+"""Texts of `lakeupsert init --from`, `--from-chombo` and `--from-hive`: the configuration, the answer and its JSON."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -42,7 +42,8 @@ def translation_file(found: "Translation", command: str, folder: Path) -> str:
     name = toml_key(found.table)
     lines = comments([f"Written by `{command}`.", "`lakeupsert config --example` shows every setting."])
     for part, settings in _parts(found).items():
-        lines += ["", f"[tables.{name}{'.' + part if part else ''}]"]
+        is_source = part.startswith("sources.")
+        lines += ["", f"[{part}]" if is_source else f"[tables.{name}{'.' + part if part else ''}]"]
         for setting in settings:
             value = _without_variables(setting.value)
             if setting.name in ("landing", "processed"):
@@ -63,8 +64,7 @@ def _parts(found: "Translation") -> dict[str, list["Setting"]]:
     """The settings by the table of TOML that they are in, ``""`` for the first one."""
     parts: dict[str, list[Setting]] = {}
     for setting in found.settings:
-        part, dot, _ = setting.name.partition(".")
-        parts.setdefault(part if dot else "", []).append(setting)
+        parts.setdefault(setting.name.removesuffix(_last(setting)).rstrip("."), []).append(setting)
     return parts
 
 
@@ -81,7 +81,7 @@ def _without_variables(value: "Value") -> "Value":
 
 def _last(setting: "Setting") -> str:
     part, dot, name = setting.name.partition(".")
-    return name if dot else part
+    return name.partition(".")[2] if part == "sources" else name if dot else part
 
 
 def _steps(found: "Translation") -> str:

@@ -1,4 +1,4 @@
-"""A table's settings from the file of another system: what `from_chombo` and `from_hive` return."""
+"""A table's settings from another system: what `from_chombo`, `from_hive` and `from_database` return."""
 
 import shlex
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ Value = str | bool | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of ``[tables.NAME]``, by its dotted name (``read.delimiter``), and what in the file it comes from."""
+    """A setting of ``[tables.NAME]``, by its dotted name (``read.delimiter``), or of ``[sources.NAME]`` by its whole name
+    (``sources.shop.from``), and what it comes from."""
 
     name: str
     value: Value
