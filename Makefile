@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: house help planted setup tag test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-latency \
+.PHONY: house help planted setup tag test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-stream bench-latency \
     bench-azure bench-kernels bench-guard bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
@@ -224,6 +224,9 @@ bench: setup ## one night against the plain Spark window; writes benchmarks/resu
 
 bench-peers: setup peers ## seven workloads against Delta, Iceberg, Hudi, delta-rs; hours, goes on where it stopped; PEERS_ARGS="night --sides delta"
 	@$(BIN)/python -m benchmarks.peers $(PEERS_ARGS)
+
+bench-stream: setup peers ## small batches for minutes or hours, beside MERGE of Spark's streams: rows by processor time, requests, memory; STREAM_ARGS="--minutes 10"
+	@$(BIN)/python -m benchmarks.stream $(STREAM_ARGS)
 
 bench-latency: setup servers ## a night with 30 ms added to every request to S3 and SQS, with 1, 2, 4 and 8 workers
 	@$(BIN)/python -m benchmarks.latency $(LATENCY_ARGS)

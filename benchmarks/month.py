@@ -167,8 +167,8 @@ def _against(planned: Plan, ran: RunResult, requests: int, seconds: float) -> di
     return {"plan": pairs, **errors}
 
 
-def panels(nights: list[dict[str, Any]], figures: dict[str, str]) -> bytes:
-    """A plot with a panel for each figure, in it a point for each night."""
+def panels(nights: list[dict[str, Any]], figures: dict[str, str], one: str = "night") -> bytes:
+    """A plot with a panel for each figure, in it a point for each night, or whatever ``one`` of them is called."""
     width, height, left, right = 720, 130, 70, 700
     svg = Svg.Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width} {height * len(figures)}")
     style = "text { font: 12px sans-serif; fill: #444 } polyline { fill: none; stroke: #1767a6; stroke-width: 2 }"
@@ -184,7 +184,7 @@ def panels(nights: list[dict[str, Any]], figures: dict[str, str]) -> bytes:
         write(left, top - 8, name)
         write(left - 8, top + 4, f"{max(values):g}", "end")
         write(left - 8, base + 4, "0", "end")
-        write(left, base + 15, "night 1")
+        write(left, base + 15, f"{one} 1")
         write(right, base + 15, f"{len(values)}", "end")
         step = (right - left) / max(len(values) - 1, 1)
         points = " ".join(f"{left + i * step:.1f},{base - value * scale:.1f}" for i, value in enumerate(values))

@@ -196,7 +196,7 @@ class Sales:
             SELECT (DATE '{self._first}' + CAST(i % {size.partitions} AS INT))::DATE AS transaction_date,
                    'O' || lpad((i * 2654435761 % 4294967296)::BIGINT::VARCHAR, 10, '0')
                        || lpad((i // {size.partitions})::VARCHAR, 6, '0') AS order_id,
-                   {_attributes("i", "i", "'I'", "TIMESTAMP '2026-01-01' + to_seconds((hash(i) % 80000)::BIGINT)")}
+                   {attributes("i", "i", "'I'", "TIMESTAMP '2026-01-01' + to_seconds((hash(i) % 80000)::BIGINT)")}
             FROM range({size.partitions * size.rows_per_partition}) t(i)"""
 
     def filter(self, size: Size) -> str:
@@ -222,12 +222,12 @@ class Sales:
                 SELECT transaction_date, order_id, hash(order_id || '{number}') AS h FROM candidates
                 WHERE hash('pick {number}' || order_id) % 1000000 < {updates}e6 / (SELECT count(*) FROM candidates)
             ), u AS (
-                SELECT transaction_date, order_id, {_attributes(f"(h // 64 + {number})", "h", operation, updated_at)}
+                SELECT transaction_date, order_id, {attributes(f"(h // 64 + {number})", "h", operation, updated_at)}
                 FROM pick
             ), n AS (
                 SELECT (DATE '{self._first}' + CAST({size.partitions - 3 + number} + i % 3 AS INT))::DATE
                            AS transaction_date,
-                       'N{number}-' || lpad(i::VARCHAR, 13, '0') AS order_id, {_attributes("i", "i", "'I'", inserted_at)}
+                       'N{number}-' || lpad(i::VARCHAR, 13, '0') AS order_id, {attributes("i", "i", "'I'", inserted_at)}
                 FROM range({inserts}) t(i)
             ), once AS (FROM u UNION ALL FROM n)
             FROM once UNION ALL
@@ -235,7 +235,7 @@ class Sales:
             FROM once WHERE hash(order_id) % 33 = 0"""
 
 
-def _attributes(seed: str, text: str, operation: str, record_timestamp: str) -> str:
+def attributes(seed: str, text: str, operation: str, record_timestamp: str) -> str:
     """The columns beside the key, from a number in SQL."""
 
     def pick(n: int) -> str:

@@ -1,4 +1,4 @@
-"""What this process and all below it have taken: seconds, and from Linux's /proc processor time and memory."""
+"""What a process and all below it have taken: seconds, and from Linux's /proc processor time, memory and descriptors."""
 
 import os
 import threading
@@ -11,41 +11,50 @@ from typing import Any
 SAMPLE_SECONDS = 0.5
 
 
-def tree() -> list[int]:
-    """This process and every one below it."""
+def tree(root: int | None = None) -> list[int]:
+    """A process (None: this one) and every one below it."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has just ended
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(stat.parent.name))
-    found = [os.getpid()]
+    found = [root or os.getpid()]
     for pid in found:
         found += children.get(pid, [])
     return found
 
 
-def cpu_seconds() -> float:
+def cpu_seconds(root: int | None = None) -> float:
     """Used so far by the tree, those that have ended included.
 
     It tells the cost of a night also on a machine that others use at the same time, where seconds tell little.
     """
     ticks = 0
-    for pid in tree():
+    for pid in tree(root):
         with suppress(OSError):
             ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def memory_mb() -> tuple[int, int]:
+def memory_mb(root: int | None = None) -> tuple[int, int]:
     """What the tree holds now, and its JVMs, as PSS: a page that several processes share counts once."""
     kilobytes = [0, 0]
-    for pid in tree():
+    for pid in tree(root):
         with suppress(OSError):
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             held = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
             kilobytes[0] += held
             kilobytes[1] += held * (Path(f"/proc/{pid}/comm").read_text() == "java\n")
     return kilobytes[0] // 1024, kilobytes[1] // 1024
+
+
+def descriptors(root: int | None = None) -> int:
+    """Open files, sockets and pipes of the tree."""
+    count = 0
+    for pid in tree(root):
+        with suppress(OSError):
+            count += sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    return count
 
 
 class PeakMemory:

@@ -21,6 +21,7 @@ from benchmarks.peers.__main__ import place, unavailable
 from benchmarks.peers.processes import PeakMemory
 from benchmarks.rows import settings
 from benchmarks.scale import iceberg, lake, model, workers
+from benchmarks.stream.feed import Feed
 from benchmarks.workload import TPCHGEN, WORKLOADS, Size, Workload, make
 from lakeupsert.engine.merge import MergeTask
 from lakeupsert.operations.plan.prices import Prices
@@ -305,3 +306,36 @@ def test_keys_that_move_are_counted_by_their_benchmark(
     monkeypatch.setattr(LedgerEntry, "keys_moved", 4)
     with pytest.raises(SystemExit, match="4 keys moved, and 5 were to move"):
         key_index.measured("int64", given, tmp_path / "work")
+
+
+def test_stream_is_compared_with_duckdb_row_by_row(tmp_path: Path) -> None:
+    small = ["--minutes", "0.05", "--every", "1", "--look", "0.1", "--warm", "1", "--parts", "1", "--rates", "40"]
+    size = ["--partitions", "13", "--touched", "2", "--base-rows", "30"]
+    command = [sys.executable, "-m", "benchmarks.stream", *small, *size]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [run] = json.loads((tmp_path / "benchmarks/results/stream.json").read_text())["runs"]
+    [part] = run["parts"]
+    assert (run["different"], part["files"]) == (0, 3)
+    assert all(
+        part[figure] > 0 for figure in ("batches", "cpu", "bytes", "requests", "objects", "memory_mb", "descriptors")
+    )
+    assert part["latest_p50"] < part["published_p50"] < 30
+
+
+def test_stream_finds_a_row_that_is_missing_and_one_that_differs(tmp_path: Path) -> None:
+    feed = Feed(files=2, rows=100, partitions=13, touched=3, base_rows=20)
+    folder, table = feed.make(tmp_path), tmp_path / "table.parquet"
+    landed = [str(folder / name) for name in ("base.parquet", *feed.names)]
+    newest = f"""FROM read_parquet({landed}) QUALIFY row_number() OVER (
+        PARTITION BY transaction_date, order_id ORDER BY record_timestamp DESC) = 1"""
+    changed = (
+        "CASE WHEN order_id = (SELECT min(order_id) FROM newest WHERE op <> 'D') THEN quantity + 1 ELSE quantity END"
+    )
+    for rows, different in (("*", 0), (f"* REPLACE ({changed} AS quantity)", 2)):
+        duckdb.sql(
+            f"COPY (WITH newest AS ({newest}) SELECT {rows} FROM newest WHERE op <> 'D') TO '{table}' (FORMAT parquet)"
+        )
+        assert feed.differences(folder, feed.names, table) == different
+    assert feed.differences(folder, feed.names[:1], table) > 50
