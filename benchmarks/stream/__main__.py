@@ -5,7 +5,7 @@ Reads     the feed (benchmarks/stream/feed.py), made below build/bench on the fi
 Writes    build/bench/stream, and NAME.md, .json and, by side, .svg in benchmarks/results
 Repeat    begins anew
 
-    python -m benchmarks.stream --sides ours delta-dv iceberg-mor --minutes 10 --parts 2
+    python -m benchmarks.stream --sides ours delta-dv iceberg-mor ours --minutes 10 --parts 2
     python -m benchmarks.stream --name hour --every 6 --minutes 60 --parts 10
     python -m benchmarks.stream --name curve --sides ours captured --every 1 --look 0.5 --minutes 1 --rates 1000 2000 4000 8000
 
@@ -47,10 +47,10 @@ def measure(name: str, feed: Feed, folder: Path, given: argparse.Namespace) -> d
     work = (WORK / name).absolute()
     with started(name, feed, folder, work, options) as side:
         ready = side.ask()
-        land(side, folder, feed.names[: given.warm], given.every)
+        land(side, folder, feed.names[: given.warm], given.every, wait=given.wait)
         first, each, parts = side.ask("read"), (feed.files - given.warm) // given.parts, []
         for begin in range(given.warm, feed.files, each):
-            parts.append(measure_part(side, folder, feed.names[begin : begin + each], given.every))
+            parts.append(measure_part(side, folder, feed.names[begin : begin + each], given))
             print(f"{name}: {json.dumps(parts[-1])}", file=sys.stderr, flush=True)
         different = side.different(feed, folder)
     shutil.rmtree(work)
@@ -58,9 +58,9 @@ def measure(name: str, feed: Feed, folder: Path, given: argparse.Namespace) -> d
     return {**ready, **began, "rows": feed.rows, "first_read": first, "parts": parts, "different": different}
 
 
-def measure_part(side: Side, folder: Path, names: Sequence[str], every: float) -> dict[str, Any]:
+def measure_part(side: Side, folder: Path, names: Sequence[str], given: argparse.Namespace) -> dict[str, Any]:
     before, begun = side.figures(), time.monotonic()
-    most = land(side, folder, names, every)
+    most = land(side, folder, names, given.every, wait=given.wait)
     seconds, after = time.monotonic() - begun, side.figures()
     objects, mb = side.objects()
     return {
@@ -75,12 +75,17 @@ def measure_part(side: Side, folder: Path, names: Sequence[str], every: float) -
     }
 
 
-def land(side: Side, folder: Path, names: Sequence[str], every: float) -> dict[str, int]:
-    """Land the files at their pace, and wait until readers see all; the most memory and descriptors that the side held."""
+def land(side: Side, folder: Path, names: Sequence[str], every: float, *, wait: bool) -> dict[str, int]:
+    """Land the files at their pace, and wait until readers see all; the most memory and descriptors that the side held.
+
+    ``wait``: until readers see the file before, too.
+    """
     begun, most = time.monotonic(), {"memory_mb": 0, "descriptors": 0}
     for number, name in enumerate(names):
         while (left := begun + number * every - time.monotonic()) > 0:
             time.sleep(min(left, 1))
+        if wait and number:
+            side.wait_for(side.names(names[number - 1 : number]), LATE_SECONDS)
         side.land(folder, name)
         side.look()
         now = {"memory_mb": memory_mb(side.process.pid)[0], "descriptors": descriptors(side.process.pid)}
@@ -110,6 +115,8 @@ def main() -> int:
     parser.add_argument("--parts", type=int, default=1, help="reads, and figures of their own, in so many equal parts")
     parser.add_argument("--warm", type=int, default=3, help="files before the first part (default: %(default)s)")
     parser.add_argument("--every", type=float, default=5, help="seconds between two files, and of Spark's trigger")
+    wait = "land a file no sooner than readers see the one before, so that each batch is one file, also on busy cores"
+    parser.add_argument("--wait", action="store_true", help=wait)
     parser.add_argument("--look", type=float, default=1, help="seconds between two looks of `ingest`")
     parser.add_argument("--vacuum", type=float, default=300, help="seconds between two vacuums of `maintain`")
     parser.add_argument("--rates", type=int, nargs="+", default=[1000], help="rows a second, one run after the other")
