@@ -308,6 +308,7 @@ def test_keys_that_move_are_counted_by_their_benchmark(
         key_index.measured("int64", given, tmp_path / "work")
 
 
+@pytest.mark.long
 def test_stream_is_compared_with_duckdb_row_by_row(tmp_path: Path) -> None:
     small = ["--minutes", "0.05", "--every", "1", "--look", "0.1", "--warm", "1", "--parts", "1", "--rates", "40"]
     size = ["--partitions", "13", "--touched", "2", "--base-rows", "30"]
