@@ -32,6 +32,8 @@ LISTED_SECONDS = 3600.0
 """How often a leader looks whether all manifests are stored. More often: of a million versions it is a thousand requests."""
 KEPT_OBJECTS = 256
 """How many objects `History.get_once` keeps: results of cuts of some 10 kB, which every unit of a partition reads."""
+KEPT_WORKS = 16
+"""How many work objects stay in memory. More: `maintain` makes one a minute, for months. Fewer: workers read one again."""
 
 
 class History:
@@ -46,7 +48,7 @@ class History:
         self.kept_heads: dict[str, Link[Manifest]] = {}  # the last ones; replaced, never changed
         self._look: tuple[Link[Snapshot] | None, Manifests | None] = None, None  # of the last `look`
         self._listed_at = float("-inf")  # of the last `list_all`
-        self._works: dict[str, RewriteOrder] = {}  # kept for good
+        self._works: dict[str, RewriteOrder] = {}  # the last `KEPT_WORKS`
         self._immutable: dict[str, bytes] = {}  # the last `KEPT_OBJECTS`
 
     @cached_property
@@ -330,6 +332,9 @@ class History:
         return found
 
     def work(self, name: str) -> RewriteOrder:
-        if name not in self._works:
-            self._works[name] = read_order(self.objects.store, name)
-        return self._works[name]
+        found = self._works.get(name)
+        if found is None:
+            found = self._works[name] = read_order(self.objects.store, name)
+            for oldest in list(self._works)[:-KEPT_WORKS]:
+                self._works.pop(oldest, None)  # another thread may have been faster
+        return found

@@ -351,9 +351,13 @@ def taken_files_by_path(entries: Iterable[LedgerEntry]) -> dict[str, list[SeenFi
     is only in `LedgerEntry.seen`."""
     files: dict[str, list[SeenFile]] = {}
     for entry in entries:
-        unread = {file.path for file in entry.files if not file.sha256}
-        for file in (*entry.files, *(file for file in entry.seen if file.path in unread)):
+        for file in entry.files:
             files.setdefault(file.path, []).append(file)
+        if entry.seen:  # rarely, and each batch of `ingest` looks at all batches before it
+            unread = {file.path for file in entry.files if not file.sha256}
+            for file in entry.seen:
+                if file.path in unread:
+                    files.setdefault(file.path, []).append(file)
     return files
 
 

@@ -11,12 +11,15 @@ from click.testing import CliRunner
 from lakeupsert.cli import main
 from lakeupsert.operations.reprocess import ReprocessResult
 from lakeupsert.operations.vacuum import VacuumResult
+from lakeupsert.pipeline.history import KEPT_WORKS
 from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.publish import PublishResult
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.strategy import MOST_DELTAS
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.retries import LEADER_SECONDS
+from lakeupsert.table.chain import FORMAT
+from lakeupsert.table.work import RewriteOrder, write_order
 from tests.harness.faults import FAULTS, Fault
 from tests.harness.lake import Lake, made_once, row
 from tests.harness.processes import wait_until
@@ -224,3 +227,13 @@ def test_what_fails_no_more_is_told(used: Lake) -> None:
 
     used.table.maintain(seconds=0.001, max_seconds=60, stop=stop, collect=done)
     assert [len(one.dedupe) for one in results] == [1, 0]
+
+
+def test_work_objects_do_not_pile_up_in_memory(tmp_path: Path) -> None:
+    history = Lake(tmp_path).opened.history
+    order = RewriteOrder(FORMAT, "stored", {}, 0)
+    for number in range(2 * KEPT_WORKS):
+        write_order(history.objects.store, f"work-{number}", order)
+        assert history.work(f"work-{number}") == order
+    assert len(history._works) == KEPT_WORKS
+    assert history.work("work-0") == order

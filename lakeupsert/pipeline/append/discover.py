@@ -218,7 +218,8 @@ def discover(table: OpenTable, options: AppendOptions = ALL_NEW, excluded: Colle
         table, options, known, lambda path: path not in excluded and (candidates is None or path in candidates)
     )
     inputs, seen = _new_files(table, listing.files, known, seen_files_by_path(entries))
-    same_id = next((e for e in entries if e.kind == "batch" and e.batch_id == options.batch_id), None)
+    with_id = entries if options.batch_id is not None else ()
+    same_id = next((e for e in with_id if e.kind == "batch" and e.batch_id == options.batch_id), None)
     if same_id is not None and inputs:
         raise ConfigurationError(
             "batch-id-taken",
