@@ -35,7 +35,7 @@ from benchmarks.month import KEPT, RESULTS, TwoOclock, panels
 from benchmarks.rows import COLUMNS, coming, day, settings, stored
 from lakeupsert import clock
 from lakeupsert.api import Table
-from lakeupsert.pipeline.strategy import MOST_DEBT, TOGETHER, debt
+from lakeupsert.pipeline.strategy import MOST_DEBT, TOGETHER
 
 WORK = Path("build/amplification")
 ROWS = 400_000
@@ -170,7 +170,7 @@ def _figures(table: Table, came: Counter[str], written: Counter[str]) -> dict[st
             "opened": shown.bytes,
             "new_base": shown.rows * base_bytes / sum(file.rows for file in base),
             "base": base_bytes,
-            "debt": sum(map(debt, buckets)),
+            "debt": sum(bucket.debt for bucket in buckets),
             "deltas": sum(len(bucket.deltas) for bucket in buckets),
             "objects": shown.files,
         }
