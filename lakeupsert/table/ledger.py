@@ -355,9 +355,9 @@ def taken_files_by_path(entries: Iterable[LedgerEntry]) -> dict[str, list[SeenFi
             files.setdefault(file.path, []).append(file)
         if entry.seen:  # rarely, and each batch of `ingest` looks at all batches before it
             unread = {file.path for file in entry.files if not file.sha256}
-            for file in entry.seen:
-                if file.path in unread:
-                    files.setdefault(file.path, []).append(file)
+            for seen in entry.seen:
+                if seen.path in unread:
+                    files.setdefault(seen.path, []).append(seen)
     return files
 
 
