@@ -95,6 +95,8 @@ REMIND_SECONDS, KEPT_WARNINGS = 600.0, 100
 """How often `ingest` repeats a warning, and how many it knows. Longer: it is silent about a cause that has come again."""
 LONGEST_AWAY_SECONDS = 60.0
 """Longest pause before `ingest` asks a store again that did not answer: it comes back within a minute of the store."""
+UNREAD_SECONDS = 300.0
+"""After how many seconds without a sign of `capture`, `status` warns of its source. Shorter: each restart is a warning."""
 SOURCE_ENTRIES_SECONDS = 86_400.0
 """How much older than the newest entry of a source's chain another one is before it is deleted: far more than `FRESH_SECONDS`
 of a chain, so that a stalled process can't take the number of a deleted one."""
@@ -103,7 +105,7 @@ SOURCE_TICK_SECONDS = 0.05
 SOURCE_IDLE_SECONDS = 10.0
 """How often `capture` keeps the position of a database that changes other tables. Longer: the database keeps more of its log."""
 SOURCE_LOOK_SECONDS = 10.0
-"""How often `capture` asks Kafka for new partitions. Longer: their messages wait longer."""
+"""How often `capture` asks Kafka for new partitions, and a database how much log it keeps. Longer: messages wait longer."""
 SOURCE_ANSWER_SECONDS = 20.0
 """How long `capture` waits for an answer of Kafka or of a schema registry before it pauses and tries again."""
 OTHERS_SECONDS = 10.0

@@ -26,7 +26,7 @@ class Leadership:
 
     Attributes:
         leader: the process that led at the last look.
-        behind: goes into the next lease.
+        behind, trouble: go into the next lease.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Leadership:
         self._changed_at = clock.elapsed()
         self.leader: str | None = None
         self.behind: int | None = None
+        self.trouble = ""
 
     def lead(self) -> bool:
         """Whether this process leads. Takes the lease or renews it where it may."""
@@ -53,7 +54,7 @@ class Leadership:
             self._seen, self._changed_at = newest, clock.elapsed()
         alive = newest is not None and not newest.body.released and clock.elapsed() - self._changed_at < self._seconds
         if not alive or self.leads:
-            self._append(newest, Lease(holder=self._me, behind=self.behind))
+            self._append(newest, Lease(holder=self._me, behind=self.behind, trouble=self.trouble))
         self.leader = self._seen.body.holder if self._seen else None
         return self.leads
 

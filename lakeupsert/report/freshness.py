@@ -18,7 +18,7 @@ from lakeupsert.phrases import count, duration
 from lakeupsert.pipeline.append.discover import is_landing_file, list_landing
 from lakeupsert.pipeline.append.landing_dates import received_on
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.retries import LEADER_SECONDS
+from lakeupsert.retries import LEADER_SECONDS, UNREAD_SECONDS
 from lakeupsert.storage import NotFoundError, ObjectInfo
 from lakeupsert.table.chain import Chain, Link
 from lakeupsert.table.lease import Lease
@@ -38,12 +38,14 @@ class SourceFreshness:
 
     Attributes:
         behind: how many messages of a source `capture` had not landed some seconds ago; None: nobody knows.
+        trouble: what holds `capture` of the source up or threatens to, or that none runs.
     """
 
     age_seconds: float | None
     waiting_files: int
     unpublished_batches: int
     behind: int | None = None
+    trouble: str = ""
 
     @property
     def text(self) -> str:
@@ -69,6 +71,10 @@ class Freshness:
     held_by: Mapping[str, int]
     oldest_waiting_seconds: float | None
     sources: Mapping[str, SourceFreshness]
+
+    @property
+    def troubles(self) -> list[str]:
+        return [f"Source {name}: {one.trouble}" for name, one in self.sources.items() if one.trouble]
 
     @property
     def held_text(self) -> str:
@@ -135,11 +141,6 @@ def _has_ended(lease: Link[Lease]) -> bool:
     return lease.body.released or silent > LEADER_SECONDS
 
 
-def _behind(table: OpenTable, source: str) -> int | None:
-    lease = _newest(table.history.objects.leases_of_source(source))
-    return lease.body.behind if lease and not _has_ended(lease) else None
-
-
 def _sources(
     table: OpenTable,
     headers: Sequence[LedgerEntry],
@@ -154,8 +155,20 @@ def _sources(
     names = sorted(ages.keys() | unpublished.keys() | waits.keys())
     paths = {*(file.path for n in (*seen, *later) for file in headers[n].files), *(one.name for one in waiting)}
     captured = {found[1] for path in paths if (found := _CAPTURED.match(path))}
-    behind = {name: _behind(table, name) for name in captured}
-    return {name: SourceFreshness(ages.get(name), waits[name], unpublished[name], behind.get(name)) for name in names}
+    leases = {name: lease for name in captured if (lease := _newest(table.history.objects.leases_of_source(name)))}
+    behind = {name: lease.body.behind for name, lease in leases.items() if not _has_ended(lease)}
+    troubles = {name: _trouble(lease) for name, lease in leases.items()}
+    return {
+        name: SourceFreshness(ages.get(name), waits[name], unpublished[name], behind.get(name), troubles.get(name, ""))
+        for name in names
+    }
+
+
+def _trouble(lease: Link[Lease]) -> str:
+    silent = (clock.now() - datetime.fromisoformat(lease.written_at)).total_seconds()
+    if silent > UNREAD_SECONDS:
+        return f"no `capture` has run for {duration(silent)}. Its database keeps the log meanwhile."
+    return lease.body.trouble
 
 
 def _named(paths: Iterable[str]) -> list[str]:

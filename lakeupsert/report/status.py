@@ -125,7 +125,7 @@ def status(table: OpenTable) -> Status:
         quarantined=sum(f.rows for f in find_quarantined(headers)),
         publishers=standings(table),
         skipped=dict(sum((Counter(entry.skipped) for entry in headers), Counter[str]())),
-        freshness=freshness(table, headers, body.batch if snapshot else -1, behind, failed),
+        freshness=(fresh := freshness(table, headers, body.batch if snapshot else -1, behind, failed)),
         reads=read_cost(body.partitions),
         host=next((entry.host for entry in reversed(headers) if entry.kind == "batch"), None),
         warnings=(
@@ -136,8 +136,7 @@ def status(table: OpenTable) -> Status:
             *incomplete_creates(headers),
             *contrary_rows(table.declaration, headers),
             *([holds_a_table(table.resources.landing_log)] if table.resources.landing_log else []),
-            *queue_warning,
-            *_removed(table),
+            *(*queue_warning, *_removed(table), *fresh.troubles),
         ),
     )
 

@@ -22,12 +22,12 @@ from lakeupsert.config import DatabaseSource
 from lakeupsert.decoding import decoder_of
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.retries import SOURCE_IDLE_SECONDS, SOURCE_TICK_SECONDS
+from lakeupsert.retries import SOURCE_IDLE_SECONDS, SOURCE_LOOK_SECONDS, SOURCE_TICK_SECONDS
 from lakeupsert.sources.debezium import Engine, Java, Lines, Position, position_of
 from lakeupsert.sources.draft import ENDING, Draft
 from lakeupsert.sources.files import SourceFiles
 from lakeupsert.sources.follow import CaptureOptions, follow
-from lakeupsert.sources.jdbc import StatementError, unreachable
+from lakeupsert.sources.jdbc import StatementError, unfit, unreachable
 from lakeupsert.sources.postgresql import Postgresql
 
 log = logging.getLogger(__name__)
@@ -36,10 +36,13 @@ _COMMON = {
     "provide.transaction.metadata": "true",
     "tombstones.on.delete": "false",
     "skipped.operations": "none",
+    "errors.max.retries": "0",  # Debezium would try for ever, also what can't work any more; here each try begins with checks
     "poll.interval.ms": "50",
     "heartbeat.interval.ms": "1000",
     "max.queue.size.in.bytes": str(64 << 20),
 }
+_MUCH_LOG = 1_000_000_000
+"""Bytes of its log that a database keeps for a source: more is a warning. PostgreSQL keeps as much anyway (`max_wal_size`)."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +98,8 @@ class _Capture:
         try:
             prepared = self._database.prepare(is_new=place is None)
         except StatementError as e:
-            raise unreachable(self._source, str(e)) from e
+            problem = str(e), f"give {self._source.server.username} the right that is missing"
+            raise unfit(self._source, [problem]) from e
         for warning in prepared.warnings:
             self._options.warn(warning)
         properties = {**_COMMON, **self._database.properties(prepared.left_out)}
@@ -110,13 +114,16 @@ class _Capture:
     def _run(self, landing: "_Landing", properties: dict[str, str], position: Position | None) -> Place:
         """Run one engine until the landing is done, `stop` is set, or another process leads. Raises what ended it otherwise."""
         engine = Engine({**properties, "snapshot.mode": landing.snapshot_mode}, position, landing.take)
-        stop, leadership = self._options.stop, self._files.leadership
+        stop, leadership, looked_at = self._options.stop, self._files.leadership, float("-inf")
         try:
             while not (landing.done or engine.ended or stop.wait(SOURCE_TICK_SECONDS)) and leadership.lead():
                 self._options.alive()
                 landing.tick()
                 if landing.wants_sign:
                     self._database.keep_alive()
+                if clock.elapsed() - looked_at >= SOURCE_LOOK_SECONDS:
+                    self._look()
+                    looked_at = clock.elapsed()
         finally:
             engine.close()
         if isinstance(engine.failure, BaseException):
@@ -126,6 +133,18 @@ class _Capture:
         if leadership.leads:
             landing.finish()
         return landing.place
+
+    def _look(self) -> None:
+        """Say how much of its log the database keeps for the source, if that is too much."""
+        kept, said = self._database.kept_log() // _MUCH_LOG, ""
+        if kept:
+            said = (
+                f"{self._source.from_} keeps more than {1 << kept.bit_length() - 1} GB of its log for this source, and its disk "
+                "may fill. Either a transaction has been open for long, or changes come faster than they land."
+            )
+            self._options.warn(said)
+        self._files.leadership.trouble = said
+        self._options.trouble(said)
 
 
 class _Landing:

@@ -13,6 +13,7 @@ So a process that stalls between the two creates finds its place taken, and what
 """
 
 import hashlib
+from collections.abc import Iterator
 from contextlib import suppress
 
 from lakeupsert.config import TableSettings
@@ -42,9 +43,9 @@ class SourceFiles:
 
     def __init__(self, table: OpenTable, source: str, ending: str, leader_seconds: float = LEADER_SECONDS) -> None:
         address = table.settings.landing
-        if why := _why_not(table.settings, source, ending):
+        for code, why in _why_not(table.settings, source, ending):
             raise ConfigurationError(
-                "source-without-landing",
+                code,
                 f"Source {source!r} can't land files for table {table.name!r}: {why}.",
                 next="name another table, or change that setting of this one",
             )
@@ -162,15 +163,14 @@ class SourceFiles:
         self._table.resources.store.delete(old)
 
 
-def _why_not(settings: TableSettings, source: str, ending: str) -> str:
-    """The setting of a table that does not fit a source's files; empty: none."""
+def _why_not(settings: TableSettings, source: str, ending: str) -> Iterator[tuple[str, str]]:
+    """The settings of a table that do not fit a source's files, each with the code of its error."""
     if not can_commit(settings.landing):
-        return f"the landing zone {settings.landing} can only be read"
+        yield "source-without-landing", f"the landing zone {settings.landing} can only be read"
     if received_on(f"{source}/x", settings.landing_dates) is None:
-        return f"`landing_dates` is {settings.landing_dates}"
+        yield "source-files-unread", f"`landing_dates` is {settings.landing_dates}, and its files have no date"
     if not is_read(ending, settings.format):
-        return f"`format` is {settings.format}, and its files end in {ending}"
+        yield "source-files-unread", f"`format` is {settings.format}, and its files end in {ending}"
     prefix = settings.delete and settings.delete.file_prefix
     if prefix and prefix[0].isdigit():
-        return f"`delete.file_prefix` is {prefix!r}, and the names of its files are numbers"
-    return ""
+        yield "source-files-unread", f"`delete.file_prefix` is {prefix!r}, and the names of its files are numbers"

@@ -22,6 +22,7 @@ class CaptureOptions:
         stop: once set, it lands what is whole, and ends.
         alive: called several times a second.
         collect: takes the number of rows of each landing file.
+        trouble: takes the reason why it can't work for now, or what threatens to stop it; "" when it works.
         warn: takes each warning, also again.
         behind: takes the number of messages that the source has and did not land, if it knows that.
         leader_seconds: how long the process that reads the source may give no sign before another one takes over.
@@ -30,6 +31,7 @@ class CaptureOptions:
     stop: Stop
     alive: Callable[[], object] = lambda: None
     collect: Callable[[int], object] = lambda rows: None
+    trouble: Callable[[str], object] = lambda text: None
     warn: Callable[[str], None] = log.warning
     behind: Callable[[int], object] = lambda messages: None
     leader_seconds: float = LEADER_SECONDS
@@ -54,6 +56,8 @@ def follow(name: str, files: SourceFiles, run: Callable[[], None], options: Capt
             except TryAgainError as e:
                 failures = 1 if clock.elapsed() - begun > LONGEST_AWAY_SECONDS else failures + 1  # it worked in between
                 pause = min(2.0 ** min(failures, 10), LONGEST_AWAY_SECONDS)
+                files.leadership.trouble = e.message
+                options.trouble(e.message)
                 options.warn(f"{e.message} It tries again until that ends.")
             then = clock.elapsed() + pause
             options.alive()

@@ -36,17 +36,19 @@ class Prepared:
 
 _WRONG = ("28", "3D")
 """Classes of SQL states: who asks is not let in, or there is no such database."""
+_REFUSED = (*_WRONG, "0A", "22", "23", "42", "55000", "53400")
+"""The same statement will be refused again: a right or an object is missing, or a limit of the configuration is reached."""
 
 
 class StatementError(Exception):
-    """The database refused a statement, in its words."""
+    """The database refused a statement, and will refuse it again, in its words."""
 
 
 class Connection:
     """Runs statements, each as one transaction."""
 
     def __init__(self, kind: str, settings: DatabaseSource, password: str) -> None:
-        server = settings.server
+        server, self._settings = settings.server, settings
         properties = jpype.JClass("java.util.Properties")()
         properties.setProperty("user", unquote(server.username or ""))
         properties.setProperty("password", password)
@@ -66,7 +68,7 @@ class Connection:
         self._connection.close()
 
     def rows(self, statement: str, *parameters: str) -> list[Row]:
-        """The rows of a query, as text. Raises StatementError."""
+        """The rows of a query, as text. Raises StatementError, and TryAgainError if it may work later."""
         try:
             prepared = self._connection.prepareStatement(statement)
             for number, value in enumerate(parameters, 1):
@@ -79,8 +81,10 @@ class Connection:
                 values: Sequence[object] = [found.getString(number) for number in width]
                 rows.append(tuple(None if value is None else str(value) for value in values))
             return rows
-        except jpype.JException as e:
-            raise StatementError(str(e.getMessage())) from None
+        except jpype.JClass("java.sql.SQLException") as e:
+            if str(e.getSQLState()).startswith(_REFUSED):
+                raise StatementError(str(e.getMessage()).rstrip(".")) from None
+            raise unreachable(self._settings, str(e.getMessage())) from None
 
 
 def unfit(settings: DatabaseSource, problems: Sequence[Problem]) -> ConfigurationError:
@@ -93,6 +97,6 @@ def unfit(settings: DatabaseSource, problems: Sequence[Problem]) -> Configuratio
 def unreachable(settings: DatabaseSource, why: str) -> TryAgainError:
     return TryAgainError(
         "source-unreachable",
-        f"{settings.from_}: {why}. No change is lost: the database keeps it until this source has landed it.",
-        next="correct the address, the user or the password, or start the database",
+        f"{settings.from_}: {why.rstrip('.')}. No change is lost: the database keeps it until this source has landed it.",
+        next="start the database, or correct the address",
     )

@@ -168,7 +168,7 @@ class TopicsToFiles:
                 is_time = clock.elapsed() - looked_at >= SOURCE_LOOK_SECONDS
                 if is_time:
                     topics.look()
-                    self._files.leadership.behind = topics.behind
+                    self._files.leadership.behind, self._files.leadership.trouble = topics.behind, ""
                     options.behind(topics.behind)
                     looked_at = clock.elapsed()
                 for message in topics.read():

@@ -1,18 +1,23 @@
-"""What `capture` finds in PostgreSQL before it begins, and in whose words. Needs `make capture`."""
+"""What `capture` finds in PostgreSQL before it begins and while it runs, and in whose words. Needs `make capture`."""
 
 import importlib.util
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from lakeupsert.config import DatabaseSource
+from lakeupsert.config import DatabaseSource, DeleteSettings, ReadSettings, TableSettings
 from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.stop import Stop
+from lakeupsert.report.status import status
 from tests.capture.test_capture import BUILD, NEEDED
 
 pytestmark = pytest.mark.capture
@@ -63,14 +68,65 @@ def database() -> Iterator[Any]:
         sys.path.remove(one)
 
 
+def source_of(database: Any, tables: tuple[str, ...], user: str = "mine", **given: str) -> DatabaseSource:
+    address = f"postgresql://{user}@127.0.0.1:{given.get('port', database.port)}/postgres"
+    return msgspec.convert({"from": address, "table": "t", "tables": tables, "seconds": 0.1}, DatabaseSource)
+
+
 def prepare(
     database: Any, *tables: str, user: str = "mine", name: str = "shop", is_new: bool = True, **given: str
 ) -> Any:
     from lakeupsert.sources.postgresql import Postgresql
 
-    address = f"postgresql://{user}@127.0.0.1:{given.get('port', database.port)}/postgres"
-    source = msgspec.convert({"from": address, "table": "t", "tables": tables}, DatabaseSource)
+    source = source_of(database, tables, user, **given)
     return Postgresql(name, source, "mine", given.get("mode", "rows")).prepare(is_new=is_new)
+
+
+class Capture:
+    """`capture` of tables in a thread, until the block ends."""
+
+    def __init__(self, database: Any, root: Path, *tables: str, user: str = "postgres", name: str = "run") -> None:
+        (root / "landing").mkdir()
+        settings = TableSettings(
+            landing=str(root / "landing"),
+            processed=str(root / "processed"),
+            key=("__source_name", "id"),
+            partition_by=(),
+            order_by=("__log_position",),
+            read=ReadSettings(envelope="debezium"),
+            delete=DeleteSettings(column="__op", values=("d",)),
+        )
+        self.table, self.root, self.name = OpenTable("t", settings), root, name
+        self.source = source_of(database, tables, user)
+        self.warnings: list[str] = []
+        self.troubles: list[str] = []
+        self.rows = 0
+        self.stop = Stop()
+
+    def _collect(self, rows: int) -> None:
+        self.rows += rows
+
+    def __enter__(self) -> "Capture":
+        from lakeupsert.sources.capture import follow_database
+        from lakeupsert.sources.follow import CaptureOptions
+
+        given = CaptureOptions(
+            stop=self.stop, collect=self._collect, warn=self.warnings.append, trouble=self.troubles.append
+        )
+        self.pool = ThreadPoolExecutor(1)
+        self.future: Future[None] = self.pool.submit(follow_database, self.table, self.name, self.source, "mine", given)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop.set()
+        self.pool.shutdown()
+
+    def wait_for(self, done: Callable[[], object], seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while not done():
+            assert not self.future.done(), self.future.exception()
+            assert time.monotonic() < end, (self.warnings, self.troubles)
+            time.sleep(0.1)
 
 
 @pytest.mark.parametrize(
@@ -130,3 +186,96 @@ def test_a_server_that_does_not_answer_is_asked_again(database: Any) -> None:
     with pytest.raises(TryAgainError) as caught:
         prepare(database, "public.plain", port="1")
     assert caught.value.code == "source-unreachable"
+
+
+def test_no_slot_is_left(database: Any) -> None:
+    with database.connect() as db:
+        db.execute(
+            "select pg_create_physical_replication_slot('other' || n) from generate_series(1, 10 - (select count(*)"
+            " from pg_replication_slots)) n"
+        )
+    try:
+        with pytest.raises(ConfigurationError) as caught:
+            prepare(database, "public.plain", user="postgres", name="late")
+        assert "all replication slots are in use" in caught.value.message
+        assert "max_replication_slots" in str(caught.value.next)
+    finally:
+        with database.connect() as db:
+            db.execute(
+                "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name like 'other%'"
+            )
+
+
+def test_a_server_that_is_too_old_is_named(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lakeupsert.sources import postgresql
+
+    monkeypatch.setattr(postgresql, "_MINE", "select 'logical', 't', '120022'")
+    with pytest.raises(ConfigurationError) as caught:
+        prepare(database, "public.plain")
+    assert "older than 13" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("statement", "error"), [("select 1 from pg_authid", ConfigurationError), ("select pg_sleep(9)", TryAgainError)]
+)
+def test_a_statement_that_is_refused_for_good_ends_the_command(
+    database: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, statement: str, error: type[Exception]
+) -> None:
+    """The SQL state decides. `pg_authid` is for superusers; the server cancels the other statement, as it does when it ends."""
+    from lakeupsert.sources import postgresql
+
+    with database.connect() as db:
+        db.execute("alter role mine set statement_timeout = '100ms'")
+    monkeypatch.setattr(postgresql, "_MINE", statement)
+    with Capture(database, tmp_path, "public.plain", user="mine", name="refused") as one:
+        if error is TryAgainError:
+            one.wait_for(lambda: any("statement timeout. No change is lost" in text for text in one.warnings))
+        else:
+            found = one.future.exception(60)
+            assert isinstance(found, ConfigurationError)
+            assert (found.code, ".." in str(found)) == ("source-unfit", False)
+            assert "permission denied" in found.message
+
+
+def test_a_publication_or_slot_that_goes_while_it_runs_ends_it(database: Any, tmp_path: Path) -> None:
+    """Debezium by itself tries for ever, and nobody hears of it."""
+    with database.connect() as db:
+        db.execute("create table gone (id int primary key)")
+        db.execute("insert into gone values (1)")
+    with Capture(database, tmp_path, "public.gone") as one:
+        one.wait_for(lambda: one.rows == 1)
+        with database.connect() as db:
+            db.execute("insert into gone values (2)")
+        one.wait_for(lambda: one.rows == 2)
+        with database.connect() as db:
+            db.execute("drop publication lakeupsert_run")
+            db.execute("insert into gone values (3)")
+        found = one.future.exception(60)
+        assert isinstance(found, ConfigurationError)
+        assert "lakeupsert_run lacks changes" in found.message
+        assert one.rows == 2
+    with database.connect() as db:
+        db.execute("select pg_drop_replication_slot('lakeupsert_run')")
+
+
+def test_a_slot_that_grows_is_an_alarm(database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction that is open for long makes the server keep its log, although all changes land."""
+    from lakeupsert.sources import capture
+
+    monkeypatch.setattr(capture, "_MUCH_LOG", 1_000_000)
+    monkeypatch.setattr(capture, "SOURCE_LOOK_SECONDS", 0.5)
+    with database.connect() as db:
+        db.execute("create table grown (id int primary key, v text)")
+    with Capture(database, tmp_path, "public.grown", name="grown") as one:
+        one.wait_for(lambda: one.troubles and one.troubles[-1] == "")
+        with database.connect() as db, database.connect() as other:
+            other.execute("insert into grown values (1, 'open')")
+            for number in range(2, 40):
+                db.execute(
+                    "insert into grown select %s, string_agg(random()::text, '') from generate_series(1, 9999)",
+                    [number],
+                )
+                db.commit()
+            one.wait_for(lambda: "of its log for this source" in one.troubles[-1])
+            assert [text for text in one.warnings if "of its log for this source" in text]
+            one.wait_for(lambda: any("of its log for this source" in text for text in status(one.table).warnings))

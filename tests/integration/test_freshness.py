@@ -16,6 +16,7 @@ from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
 from lakeupsert.report import freshness
 from lakeupsert.report.freshness import SourceFreshness
 from lakeupsert.retries import LEADER_SECONDS
+from lakeupsert.table.lease import Lease
 from tests.harness.lake import Lake, row, without_base
 
 
@@ -153,6 +154,22 @@ def test_each_source_has_its_own_age(tmp_path: Path, later: Later) -> None:
         "new": SourceFreshness(None, 1, 0),
         "orders db": SourceFreshness(pytest.approx(0, abs=10), 0, 0),
     }
+
+
+def test_trouble_of_a_source_is_a_warning(tmp_path: Path, later: Later) -> None:
+    lake = Lake(tmp_path)
+    lake.land("shop/000000000001.jsonl", [row("a", 0, 1, 1)])
+    lake.land("other/1.jsonl", [row("a", 0, 1, 1)])
+    lake.run()
+    assert not any("Source" in text for text in lake.table.status().warnings)
+    lease = Lease(holder="process 1", trouble="it keeps more than 2 GB.")
+    lake.opened.history.objects.leases_of_source("shop").append(lease, None)
+    found = lake.table.status()
+    assert (found.freshness.sources["shop"].trouble, found.freshness.sources["other"].trouble) == (lease.trouble, "")
+    assert "Source shop: it keeps more than 2 GB." in found.warnings
+    later.seconds = 1000
+    [text] = [text for text in lake.table.status().warnings if "Source" in text]
+    assert text.startswith("Source shop: no `capture` has run for 16 min 40 s")
 
 
 def test_how_far_a_source_is_behind_as_long_as_its_process_says_so(tmp_path: Path, later: Later) -> None:

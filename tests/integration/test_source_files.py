@@ -190,7 +190,7 @@ def test_files_without_a_position_are_refused(tmp_path: Path) -> None:
 def test_tables_that_would_not_read_the_files_as_they_are_meant(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Source(Lake(tmp_path, **settings))
-    assert caught.value.code == "source-without-landing"
+    assert caught.value.code == "source-files-unread"
 
 
 def test_a_position_that_is_older_than_the_landing_files_is_refused(tmp_path: Path) -> None:

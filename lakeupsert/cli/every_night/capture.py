@@ -61,7 +61,10 @@ def capture(call: Call, source: str | None, health_file: Path | None) -> Answer:
 
     table = OpenTable(settings.table, config.tables[settings.table], origins=config.origins[settings.table])
     with signs_of_life(health_file, None) as signs, call.stoppable() as stop:
-        options = CaptureOptions(stop=stop, alive=signs.alive, collect=collect, warn=warn, behind=behind)
+        trouble = partial(signs.trouble, name)
+        options = CaptureOptions(
+            stop=stop, alive=signs.alive, collect=collect, warn=warn, behind=behind, trouble=trouble
+        )
         run(table, name, settings, password, options)
     text = f"Source {name}: {landed['rows']:,} rows landed in {landed['files']:,} files."
     return Answer(landed, text, json_warnings=tuple(warn.shown_at))

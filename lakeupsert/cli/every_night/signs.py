@@ -90,8 +90,8 @@ health_option = click.option(
     "--health-file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="PATH",
-    help="Touch this file every few seconds (for a liveness probe). `ingest` writes into it why it can't work for now, "
-    "`capture` how many messages of Kafka it has not landed.",
+    help="Touch this file every few seconds (for a liveness probe). `ingest` and `capture` write into it why they "
+    "can't work, and `capture` how many messages of Kafka it has not landed.",
 )
 _OPTIONS = (
     click.option(
