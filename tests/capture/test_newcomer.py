@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from lakeupsert.config import DatabaseSource
+from lakeupsert.errors import ConfigurationError
 from tests.capture.test_capture import BUILD, NEEDED
 from tests.harness.processes import processes_of_session, wait_until
 from tests.harness.readers import PROGRAMS
@@ -214,3 +216,26 @@ def test_proposals_by_the_catalogue(database: Any, tmp_path: Path) -> None:
     assert any("called shop_unique" in warning for warning in other["warnings"])
     assert (newcomer.folder / "landing/Unique").is_dir()
     assert not newcomer.run(*words)["ok"]  # it never overwrites
+
+
+def test_a_look_creates_nothing_and_names_what_would_fail(database: Any) -> None:
+    from lakeupsert.sources.debezium import start_jvm
+    from lakeupsert.sources.postgresql import Postgresql
+
+    start_jvm()
+    ask(database, "create table looked (id int primary key)")
+    ask(database, "create role reader login replication password 'secret'", "shop", "postgres")
+    ask(database, "grant select on looked to reader")
+
+    def look(user: str) -> None:
+        address = f"postgresql://{user}@127.0.0.1:{database.port}/shop"
+        source = DatabaseSource(from_=address, table="t", tables=("public.looked",))
+        Postgresql("look", source, "secret", "rows").prepare(is_new=True, only_look=True)
+
+    with pytest.raises(ConfigurationError) as caught:
+        look("reader")
+    assert "may not make the publication lakeupsert_look" in caught.value.message
+    assert "create publication lakeupsert_look for table public.looked" in str(caught.value.next)
+    look("me")
+    for what, name in (("pg_publication", "pubname"), ("pg_replication_slots", "slot_name")):
+        assert ask(database, f"select 1 from {what} where {name} = 'lakeupsert_look'") == []
