@@ -134,6 +134,7 @@ class Topics:
         )
 
     def _unreachable(self, error: KafkaError) -> TryAgainError:
+        self._admin.poll(0)  # it hands over what `_note` takes, for example that the password is wrong
         why = f"{error.str()}. {self._reason}".rstrip(". ")
         return TryAgainError(
             "kafka-unreachable", f"{self._server}: {why}.", next="start the command again when the brokers answer"
