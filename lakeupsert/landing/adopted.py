@@ -1,24 +1,25 @@
 """Files that others wrote and a table adopted: their footers, and their rows under the table's spec."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.parquetfile import stored_schema_of, why_not_in_place
-from lakeupsert.rows.arrays import Rows
+from lakeupsert.rows.arrays import Rows, repeat
 from lakeupsert.rows.columns import fill_in_brought_columns
-from lakeupsert.rows.datafiles import open_object, stream_file
+from lakeupsert.rows.datafiles import Near, align, stored_rows
 from lakeupsert.rows.statistics import foreign_columns, statistics_of
+from lakeupsert.rows.vectors import deleted_positions, drop_deleted
 from lakeupsert.storage import ObjectInfo, ObjectStore
 from lakeupsert.table.manifest import ColumnStatistics, DataFile
 from lakeupsert.table.spec import FILE, PLACE, TableSpec
 
-ADOPTED_RANK = (pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64()))
+FILE_RANK, PLACE_RANK = pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64())
+ADOPTED_RANK = (FILE_RANK, PLACE_RANK)
 """Decides between adopted rows of a key with equal ordering values: the place of the file, and of the row in the file."""
 
 
@@ -56,25 +57,33 @@ def read_footer(store: ObjectStore, info: ObjectInfo, key: Sequence[str], order_
     return FileFooter(DataFile(name=info.name, rows=footer.num_rows, bytes=info.size), schema, nulls, statistics)
 
 
-def stream_adopted(store: ObjectStore, file: DataFile, spec: TableSpec, partition: str, number: int) -> Iterator[Rows]:
-    """The rows of an adopted file in the spec's `base_schema` and `ADOPTED_RANK`. ``number``: its place among the partition's
-    files. Raises RefusedError if a row has no key."""
-    names: list[str] = []
-    if spec.mode == "columns":
-        with open_object(store, file.name) as source:
-            own_names = pq.read_schema(source).names
-        then = spec.names_in(file.renames)
-        names = [name for name in spec.stored_schema.names if then.get(name, name) in own_names]
-    at = 0
-    for rows in stream_file(store, file, spec.base_schema, spec=spec):
+def stream_adopted(
+    store: ObjectStore,
+    file: DataFile,
+    spec: TableSpec,
+    partition: str,
+    number: int,
+    near: Near | None = None,
+    find: Callable[[Rows], pa.Array] | None = None,
+) -> Iterator[Rows]:
+    """The rows of an adopted file in the spec's `base_schema` and `ADOPTED_RANK`. Raises RefusedError if a row has no key.
+
+    Args:
+        number: its place among the partition's files.
+        near: as in `stream_file`.
+        find: returns the places of the wanted rows among some, of which it gets the key columns; None: all are wanted.
+    """
+    deleted = deleted_positions(store, file)
+    key = pa.schema([spec.base_schema.field(name) for name in spec.stored_key])
+    for at, stored in stored_rows(store, file, spec.base_schema, near, spec):
+        rows = drop_deleted(stored.append_column(PLACE, pa.array(np.arange(at, at + stored.num_rows))), deleted, at)
+        keys = align(rows.select([name for name in key.names if name in rows.schema.names]), key)
+        refuse_null_keys(store, file, spec, keys, partition)
+        rows = rows if find is None else rows.take(find(keys))
+        places, rows = rows[PLACE], align(rows, spec.base_schema)
         if spec.mode == "columns":
-            rows = fill_in_brought_columns(rows, spec, names)
-        refuse_null_keys(store, file, spec, rows, partition)
-        ranks = (np.full(rows.num_rows, number), np.arange(at, at + rows.num_rows))
-        for field, values in zip(ADOPTED_RANK, ranks, strict=True):
-            rows = rows.append_column(field, pa.array(values, field.type))
-        yield rows
-        at += rows.num_rows
+            rows = fill_in_brought_columns(rows, spec, stored.schema.names)
+        yield rows.append_column(FILE_RANK, repeat(number, pa.int32(), rows)).append_column(PLACE_RANK, places)
 
 
 def read_adopted(store: ObjectStore, file: DataFile, spec: TableSpec, partition: str, number: int = 0) -> Rows:

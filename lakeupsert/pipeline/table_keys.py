@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.engine.attempts import all_or_raise
+from lakeupsert.engine.attempts import all_or_raise, attempt
 from lakeupsert.engine.hosts import Host, map_counted
-from lakeupsert.engine.keys.carry import Leaving, Source, UnreadableError, WrongIndexError, carried_rows
+from lakeupsert.engine.keys.carry import Leaving, Source, UnreadableError, carried_rows, read_leaving
 from lakeupsert.engine.keys.index import HASH, IndexTarget, StoredIndex, add_hashes, by_partition
 from lakeupsert.engine.keys.lives import UnknownKeys
 from lakeupsert.engine.keys.rebuild import rebuild_index
@@ -170,7 +170,10 @@ def _settle(
 
 
 def _carry(table: OpenTable, host: Host, spec: TableSpec, number: int, moves: Rows) -> Rows:
-    """What is known at a ledger number of keys that move: `carried_rows`, a partition a task. Raises UnreadableError."""
+    """What is known at a ledger number of keys that move: `carried_rows`. Raises UnreadableError.
+
+    This process reads all partitions together. If a file is damaged, or on a host with tasks, each partition is read by itself.
+    """
     parts, leaving = by_partition(add_hashes(moves, spec), spec), []
     heads = table.history.heads([partition for partition, _ in parts])
     for partition, keys in parts:
@@ -178,15 +181,15 @@ def _carry(table: OpenTable, host: Host, spec: TableSpec, number: int, moves: Ro
         leaving.append(Leaving(keys, tuple(one for one in sources if may_be_in(hashes, one.file))))
     sizes = [float(sum(source.file.bytes for source in one.sources)) for one in leaving]
     store = table.resources.store
-    found = [*map_counted(host, store, partial(carried_rows, store, spec), leaving, sizes)]
-    why = {
-        one.keys[PARTITION][0].as_py(): error
-        for one, error in zip(leaving, found, strict=True)
-        if isinstance(error, DamagedTableError) and not isinstance(error, WrongIndexError)
-    }
-    if why and not _is_overtaken(table.history.objects, number):
-        raise UnreadableError(why)
-    return pa.concat_tables(all_or_raise(found))
+    read = partial(read_leaving, store, spec)
+    found = [attempt(read, leaving)] if host.in_process else []
+    if not found or isinstance(found[0], DamagedTableError):
+        found = [*map_counted(host, store, read, [[one] for one in leaving], sizes)]
+        errors = {partition: error for (partition, _), error in zip(parts, found, strict=True)}
+        why = {partition: error for partition, error in errors.items() if isinstance(error, DamagedTableError)}
+        if why and not _is_overtaken(table.history.objects, number):
+            raise UnreadableError(why)
+    return carried_rows(spec, pa.concat_tables(all_or_raise(found)), pa.concat_tables([keys for _, keys in parts]))
 
 
 def _unknown_keys(table: OpenTable, to: IndexTarget, entry: LedgerEntry, number: int) -> UnknownKeys | None:

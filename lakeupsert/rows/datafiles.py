@@ -3,7 +3,7 @@
 import errno
 import io
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.rows import packs
-from lakeupsert.rows.arrays import Rows
+from lakeupsert.rows.arrays import Indices, Rows
 from lakeupsert.rows.checksums import CheckedBytes, CheckedFile, open_checked
 from lakeupsert.rows.convert import convert_in_steps
 from lakeupsert.rows.vectors import deleted_positions, drop_deleted
@@ -91,13 +91,39 @@ def stream_file(
             columns, or others that decide between rows, because these never change.
     """
     deleted = deleted_positions(store, file)
-    names = spec.names_in(file.renames) if spec else {}
-    for at, rows in _decode_file(store, file, [names.get(name, name) for name in schema.names], near):
-        rows = as_of_now(rows, spec, file.renames) if spec else rows
+    for at, rows in stored_rows(store, file, schema, near, spec):
         if POSITION in schema.names:
             places = np.arange(first + at, first + at + rows.num_rows)
             rows = rows.append_column(schema.field(POSITION), pa.array(places))
         yield drop_deleted(align(rows, schema), deleted, at)
+
+
+def stored_rows(
+    store: ObjectStore, file: DataFile, schema: pa.Schema, near: Near | None, spec: TableSpec | None
+) -> Iterator[tuple[int, Rows]]:
+    """What `stream_file` reads before it makes of it what its reader wants: tables with superseded rows and with no more columns
+    of ``schema`` than the file has, each with the position of its first row."""
+    names = spec.names_in(file.renames) if spec else {}
+    for at, rows in _decode_file(store, file, [names.get(name, name) for name in schema.names], near):
+        yield at, as_of_now(rows, spec, file.renames) if spec else rows
+
+
+def read_together(
+    store: ObjectStore, files: Sequence[DataFile], schema: pa.Schema, spec: TableSpec
+) -> tuple[Rows, Indices]:
+    """The live rows of some files of one pack, in columns of ``schema``, and for each row the number of its file among ``files``,
+    which were written after equally many renames."""
+    renames, sizes = files[0].renames, [file.rows for file in files]
+    names = spec.names_in(renames)
+    deleted = [deleted_positions(store, file) for file in files]
+    with explain_damage(store, files[0].name):
+        parquet, groups = packs.open_files(store, files)
+        columns = [names.get(name, name) for name in schema.names]
+        rows = parquet.read_row_groups([*itertools.chain.from_iterable(groups)], columns, use_threads=False)
+    rows, numbers = align(as_of_now(rows, spec, renames), schema), np.repeat(np.arange(len(files)), sizes)
+    begins = np.cumsum([0, *sizes]).astype(np.uint64)
+    dead = np.concatenate([own + begin for own, begin in zip(deleted, begins, strict=False)])
+    return drop_deleted(rows, dead, 0), np.delete(numbers, dead)
 
 
 def _decode_file(
@@ -109,7 +135,8 @@ def _decode_file(
         return
     if file.row is not None:
         with explain_damage(store, file.name):
-            yield from _decode(*packs.open_file(store, file), columns, near)
+            parquet, [groups] = packs.open_files(store, [file])
+            yield from _decode(parquet, groups, columns, near)
     elif file.at is not None:
         with explain_damage(store, file.name):
             yield from _decode_pieces(pa.py_buffer(store.get(file.name, (file.at, file.bytes))), file, columns, near)

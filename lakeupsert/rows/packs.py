@@ -1,6 +1,7 @@
 """Reads files in a pack: one Parquet file with the rows of many small ones, each of them some whole row groups (ADR 0053)."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from weakref import WeakKeyDictionary
@@ -81,23 +82,29 @@ def open_pack(store: ObjectStore, name: str) -> Pack:
     return pack
 
 
-def open_file(store: ObjectStore, file: DataFile) -> tuple[pq.ParquetFile, range]:
-    """A pack of which only the row groups of one file can be read, and the numbers of these.
+def open_files(store: ObjectStore, files: Sequence[DataFile]) -> tuple[pq.ParquetFile, list[range]]:
+    """A pack of which only the row groups of some of its files can be read, and the numbers of those of each.
 
     The bytes are verified. Raises what `open_pack` does.
     """
-    pack, first = open_pack(store, file.name), file.row or 0
-    groups = range(*np.searchsorted(pack.rows, [first, first + file.rows]).tolist())
-    ends = pack.bytes[groups.start : groups.stop + 1].tolist()
-    begin, end = ends[0], ends[-1]
-    data = pack.read(store, file.name, begin, end)
-    try:
-        compare(data, pack.tail.crcs[groups.start :], ends)
-    except pa.ArrowInvalid:
-        with _lock:
-            _packs[store].pop(file.name, None)  # the object may be mended while this process lives
-        raise
+    name = files[0].name
+    pack, of_each = open_pack(store, name), []
+    parts: list[tuple[int, memoryview]] = []
+    for file in files:
+        first = file.row or 0
+        groups = range(*np.searchsorted(pack.rows, [first, first + file.rows]).tolist())
+        ends = pack.bytes[groups.start : groups.stop + 1].tolist()
+        data = pack.read(store, name, ends[0], ends[-1])
+        try:
+            compare(data, pack.tail.crcs[groups.start :], ends)
+        except pa.ArrowInvalid:
+            with _lock:
+                _packs[store].pop(name, None)  # the object may be mended while this process lives
+            raise
+        parts.append((ends[0], data))
+        of_each.append(groups)
     # Arrow counts from the beginning of the object. What is missing there takes addresses, and no memory.
-    whole = np.empty(end, np.uint8)
-    whole[begin:] = np.frombuffer(data, np.uint8)
-    return pq.ParquetFile(pa.BufferReader(pa.py_buffer(whole)), metadata=pack.metadata), groups
+    whole = np.empty(max(begin + len(data) for begin, data in parts), np.uint8)
+    for begin, data in parts:
+        whole[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
+    return pq.ParquetFile(pa.BufferReader(pa.py_buffer(whole)), metadata=pack.metadata), of_each

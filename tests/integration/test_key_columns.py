@@ -22,8 +22,7 @@ from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings, load
 from lakeupsert.engine import batch
 from lakeupsert.engine.by_name import HostName
 from lakeupsert.engine.keys import spill
-from lakeupsert.engine.keys.carry import WrongIndexError
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.pipeline import table_keys
 from lakeupsert.storage import open_store
 from lakeupsert.table.layout import KEYS
@@ -812,7 +811,7 @@ def test_groups_are_refused(tmp_path: Path) -> None:
 
 def wrong_once(read: Callable[..., Any]) -> Callable[..., Any]:
     """``read``, which the first time finds another index than the partition."""
-    tries = iter([WrongIndexError("broken-invariant", "a key has no row", next="")])
+    tries = iter([DamagedTableError("broken-invariant", "a key has no row", next="")])
 
     def called(*given: Any) -> Any:
         for error in tries:
