@@ -5,14 +5,16 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.rows import packs
-from lakeupsert.rows.datafiles import read_file
+from lakeupsert.rows.datafiles import read_file, read_together
 from lakeupsert.rows.filewriter import Footer, PackWriter
+from lakeupsert.rows.vectors import mark_deleted
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.manifest import WHOLE, DataFile, Part
 from tests.harness.specs import create
@@ -45,6 +47,17 @@ def test_a_small_pack_is_read_by_one_request(store: LocalStore, files: list[Data
     assert found == [*(rows(100 * n, size) for n, size in enumerate(SIZES) if size), rows(1000, 12)]
     assert store.requests.as_dict()["get"] == 1
     assert [file.row for file in files] == [0, 3, 4, 704, 709]
+
+
+def test_files_of_a_pack_are_read_together_without_their_superseded_rows(
+    store: LocalStore, files: list[DataFile]
+) -> None:
+    some = [files[4], files[0], files[2]]
+    dead = [np.array(places) for places in ([0, 11], [], [0, 5, 699])]
+    some = mark_deleted(store, some, dead, lambda: "vectors.roaring")
+    found, numbers = read_together(store, some, SCHEMA, SPEC)
+    assert found == pa.concat_tables([read_file(store, file, SCHEMA) for file in some])
+    assert numbers.tolist() == [0] * 10 + [1] * 3 + [2] * 697
 
 
 class Asked(LocalStore):
