@@ -101,7 +101,7 @@ def stream_file(
 def stored_rows(
     store: ObjectStore, file: DataFile, schema: pa.Schema, near: Near | None, spec: TableSpec | None
 ) -> Iterator[tuple[int, Rows]]:
-    """What `stream_file` reads before it makes of it what its reader wants: tables with superseded rows and with no more columns
+    """The rows that `stream_file` reads, before it fits them to the schema: tables with superseded rows and with no more columns
     of ``schema`` than the file has, each with the position of its first row."""
     names = spec.names_in(file.renames) if spec else {}
     for at, rows in _decode_file(store, file, [names.get(name, name) for name in schema.names], near):

@@ -83,7 +83,7 @@ def open_pack(store: ObjectStore, name: str) -> Pack:
 
 
 def open_files(store: ObjectStore, files: Sequence[DataFile]) -> tuple[pq.ParquetFile, list[range]]:
-    """A pack of which only the row groups of some of its files can be read, and the numbers of those of each.
+    """A pack of which only the row groups of some of its files can be read, and the numbers of these groups, file by file.
 
     The bytes are verified. Raises what `open_pack` does.
     """

@@ -97,7 +97,7 @@ def read_leaving(store: ObjectStore, spec: TableSpec, some: Sequence[Leaving]) -
 
 
 class _Kind(NamedTuple):
-    """What the rows of a file have in common with those of others. ``unsettled``: they have `ADOPTED_RANK`."""
+    """Rows of files of one kind are ranked together. ``unsettled``: they have `ADOPTED_RANK`."""
 
     age: int
     unsettled: bool
