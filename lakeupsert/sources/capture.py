@@ -28,7 +28,7 @@ from lakeupsert.sources.draft import ENDING, Draft
 from lakeupsert.sources.files import SourceFiles
 from lakeupsert.sources.follow import CaptureOptions, follow
 from lakeupsert.sources.jdbc import StatementError, unfit, unreachable
-from lakeupsert.sources.postgresql import Postgresql
+from lakeupsert.sources.postgresql import MUCH_LOG, Postgresql
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,6 @@ _COMMON = {
     "heartbeat.interval.ms": "1000",
     "max.queue.size.in.bytes": str(64 << 20),
 }
-_MUCH_LOG = 1_000_000_000
-"""Bytes of its log that a database keeps for a source: more is a warning. PostgreSQL keeps as much anyway (`max_wal_size`)."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +134,7 @@ class _Capture:
 
     def _look(self) -> None:
         """Say how much of its log the database keeps for the source, if that is too much."""
-        kept, said = self._database.kept_log() // _MUCH_LOG, ""
+        kept, said = self._database.kept_log() // MUCH_LOG, ""
         if kept:
             said = (
                 f"{self._source.from_} keeps more than {1 << kept.bit_length() - 1} GB of its log for this source, and its disk "

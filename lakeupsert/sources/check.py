@@ -17,7 +17,6 @@ from lakeupsert.sources.draft import ENDING
 from lakeupsert.sources.extras import needs_extra
 from lakeupsert.sources.files import SourceFiles
 
-_MUCH_LOG = 1_000_000_000
 Sign = tuple[str, str | None]
 """Something that was found about a source, and how to mend it; None: it is right."""
 
@@ -41,7 +40,7 @@ def _check_database(
 ) -> Iterator[Sign]:
     from lakeupsert.sources.capture import Place, refuse_added_tables
     from lakeupsert.sources.debezium import start_jvm
-    from lakeupsert.sources.postgresql import Postgresql
+    from lakeupsert.sources.postgresql import MUCH_LOG, Postgresql
 
     if position is not None:
         refuse_added_tables(source, decoder_of(Place).decode(position))
@@ -61,7 +60,7 @@ def _check_database(
     if prepared.is_read:
         yield (
             f"a program follows it, and {log}",
-            "end transactions that are open for long" if kept > _MUCH_LOG else None,
+            "end transactions that are open for long" if kept > MUCH_LOG else None,
         )
     else:
         yield f"no program follows it, and {log}", f"start {start}, or drop its slot if you give it up"

@@ -30,6 +30,8 @@ _PUBLICATION = (
 _PUBLISHED = "select schemaname || '.' || tablename from pg_publication_tables where pubname = ?"
 _PARTLY = """select p.prrelid::regclass::text from pg_publication_rel p join pg_publication b on b.oid = p.prpubid
     where b.pubname = ? and (p.prattrs is not null or p.prqual is not null)"""
+MUCH_LOG = 1_000_000_000
+"""Bytes of its log that a server keeps for a source: more is a warning. It keeps as much anyway (`max_wal_size`)."""
 _OLDEST, _LISTS = 130000, 150000
 """Versions of PostgreSQL: the first with all that these queries name, and the first with lists of columns and row filters."""
 _KEPT = (
