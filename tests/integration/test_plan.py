@@ -476,7 +476,9 @@ def test_plan_tells_people_in_a_few_lines(here: Lake) -> None:
     assert f"3 partitions: {day(0)}, {day(1)}, {day(2)}" in lines[2]
     assert "about " in lines[6]
     assert "1 night" in lines[6]
-    assert len(lines) == 8
+    assert "readers open" in lines[8]
+    assert "1 file and 0 deltas" in lines[8]
+    assert len(lines) == 9
 
 
 def test_prediction_of_a_committed_batch_takes_no_request_for_a_partition(tmp_path: Path) -> None:

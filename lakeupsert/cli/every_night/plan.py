@@ -100,9 +100,9 @@ def _result(plan: "Plan") -> dict[str, object]:
 def _facts(plan: "Plan") -> list[output.Fact]:
     about = "about " if plan.estimated else ""
     found = f"{output.count(plan.files, 'new file')}, {output.size(plan.landing_bytes)}, {about}{output.count(plan.rows, 'row')}"
-    facts = [("landing", found if plan.files else "no new file"), ("readers open", reads_text(plan.reads))]
+    landing, readers = ("landing", found if plan.files else "no new file"), ("readers open", reads_text(plan.reads))
     if not plan.partitions:
-        return [*facts, ("merges", "nothing")]
+        return [landing, ("merges", "nothing"), readers]
     names = output.short_list([p.partition for p in plan.partitions])
     dirty = f", {plan.dirty:,} of them already dirty" if plan.dirty else ""
     requests = ", ".join(f"{n:,} {call}" for call, n in plan.requests.items() if n)
@@ -111,7 +111,7 @@ def _facts(plan: "Plan") -> list[output.Fact]:
     cost = plan.cost
     compute = "time unknown" if cost.compute is None else f"{cost.compute:.4f} for time"
     return [
-        *facts,
+        landing,
         ("merges", f"{about}{output.count(len(plan.partitions), 'partition')}{dirty}: {names}"),
         ("append", f"reads {output.size(plan.append_read)}, writes {output.size(plan.append_written)}"),
         ("dedupe", f"reads {output.size(plan.dedupe_read)}, writes {output.size(plan.dedupe_written)}{deltas}"),
@@ -130,4 +130,5 @@ def _facts(plan: "Plan") -> list[output.Fact]:
             f"{cost.total:.4f} {cost.currency}: {cost.requests:.4f} for requests, {cost.transfer:.4f} for bytes, {compute} "
             f"(prices of {cost.as_of})",
         ),
+        readers,
     ]
