@@ -262,7 +262,7 @@ def test_a_slot_that_grows_is_an_alarm(database: Any, tmp_path: Path, monkeypatc
     """A transaction that is open for long makes the server keep its log, although all changes land."""
     from lakeupsert.sources import capture
 
-    monkeypatch.setattr(capture, "_MUCH_LOG", 1_000_000)
+    monkeypatch.setattr(capture, "MUCH_LOG", 1_000_000)
     monkeypatch.setattr(capture, "SOURCE_LOOK_SECONDS", 0.5)
     with database.connect() as db:
         db.execute("create table grown (id int primary key, v text)")

@@ -89,7 +89,7 @@ SPARSE = {
     "Touched": {"digest": None, "superseded_digest": None, "moved": 0, "followed": 0, "extract": None},
     "FullExtract": {"replaces": False, "within": ()},
     "Statement": {"set": {}, "where": None, "keys": None},
-    "PartitionVersion": {"added": -1, "bits": 0},
+    "PartitionVersion": {"added": -1, "bits": 0, "deltas": 0, "debt": 0},
 }
 """Fields that may be absent, and what that means; in all other objects a field that is absent is null, 0, false or empty."""
 
