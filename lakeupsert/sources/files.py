@@ -25,6 +25,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.retries import LEADER_SECONDS, SENDS, SOURCE_ENTRIES_SECONDS
 from lakeupsert.storage import NotFoundError, StoreUnavailableError, UnknownOutcomeError, can_commit, open_store
 from lakeupsert.table.chain import Chain, Link, sends
+from lakeupsert.table.layout import HOME
 from lakeupsert.table.source import SourceEntry
 
 _TRIM_EVERY = 1000
@@ -54,6 +55,7 @@ class SourceFiles:
         self._chain: Chain[SourceEntry] = table.history.objects.source(source)
         self._head: Link[SourceEntry] | None = None
         self._position: str | None = None
+        self._kept = f"{HOME}/sources/{source}/kept/"
         leases = table.history.objects.leases_of_source(source)
         self.leadership = Leadership(table.history.objects, leader_seconds, leases)
 
@@ -100,6 +102,18 @@ class SourceFiles:
         if won.number % _TRIM_EVERY == 0:
             self._trim()
 
+    def keep(self, data: bytes) -> str:
+        """Keep what a position needs and is too long for. The result names it; the position that has the name comes later."""
+        name = f"{self._kept}{hashlib.sha256(data).hexdigest()}"
+        for _ in sends():
+            with suppress(UnknownOutcomeError):
+                self._table.resources.store.create(name, data)
+                return name
+        raise self._no_answer(self._table.resources.store.uri(name))
+
+    def kept(self, name: str) -> bytes:
+        return self._table.resources.store.get(name)
+
     def _counts(self, entry: SourceEntry) -> bool:
         """Whether the file of the head counts. If not, it never will: an empty file has its name."""
         if not entry.file:
@@ -133,9 +147,12 @@ class SourceFiles:
                 if stored and hashlib.sha256(stored).hexdigest() != entry.sha256:
                     raise self._position_lost(entry.file, "another position")
                 return bool(stored) == bool(data)
-        raise StoreUnavailableError(
+        raise self._no_answer(self._landing.uri(entry.file))
+
+    def _no_answer(self, address: str) -> StoreUnavailableError:
+        return StoreUnavailableError(
             "store-unreachable",
-            f"{self._landing.uri(entry.file)}: {SENDS} attempts to create it got no answer.",
+            f"{address}: {SENDS} attempts to create it got no answer.",
             next="start the command again; it finds out what happened",
         )
 
@@ -157,10 +174,14 @@ class SourceFiles:
         )
 
     def _trim(self) -> None:
-        """Delete entries that are so much older than the head that no stalled process may still write after them."""
-        listed = list(self._table.resources.store.list(self._chain.prefix))
-        old = [one.name for one in listed if listed[0].modified - one.modified > SOURCE_ENTRIES_SECONDS]
-        self._table.resources.store.delete(old)
+        """Delete entries that are so much older than the head that no stalled process may still write after them, and what only
+        these needed."""
+        store, head = self._table.resources.store, self._head
+        listed = list(store.list(self._chain.prefix))
+        found = [*listed, *store.list(self._kept)]
+        old = [one.name for one in found if listed[0].modified - one.modified > SOURCE_ENTRIES_SECONDS]
+        positions = f"{head.body.before}{head.body.after}" if head else ""
+        store.delete([name for name in old if name not in positions])
 
 
 def _why_not(settings: TableSettings, source: str, ending: str) -> Iterator[tuple[str, str]]:

@@ -80,10 +80,10 @@ class Postgresql:
             "status.update.interval.ms": "1000",
         }
 
-    def prepare(self, *, is_new: bool, only_look: bool = False) -> Prepared:
+    def prepare(self, position: Position | None = None, *, is_new: bool, only_look: bool = False) -> Prepared:
         """Check the database, and create the publication and, if the source ``is_new``, the slot.
 
-        ``only_look``: create nothing, and say whether that would work. The slot may be in use.
+        The slot keeps the ``position``. ``only_look``: create nothing, and say whether that would work. The slot may be in use.
 
         Raises ConfigurationError (``source-unfit``, with all that is wrong) and TryAgainError.
         """
@@ -100,6 +100,14 @@ class Postgresql:
     def order(position: Position) -> tuple[int, ...]:
         """Sorts the ends of transactions, and snapshots among them."""
         return (int(str(position["offset"]["lsn"])),)
+
+    @staticmethod
+    def begin(position: Position) -> Position | None:
+        return None
+
+    @staticmethod
+    def shown(position: Position) -> Position:
+        return position
 
     def keep_alive(self) -> None:
         """Write something that the slot passes on, so that it also advances while only other tables change."""

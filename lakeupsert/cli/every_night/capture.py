@@ -12,7 +12,7 @@ from lakeupsert.cli.every_night.signs import health_option, signs_of_life
 from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import log_option
 from lakeupsert.cli.program import main
-from lakeupsert.config import Config, KafkaSource, SourceSettings
+from lakeupsert.config import Config, DatabaseSource, KafkaSource, SourceSettings
 from lakeupsert.config.messages import did_you_mean
 from lakeupsert.config.sources import password_of
 from lakeupsert.errors import ConfigurationError
@@ -81,7 +81,7 @@ def _follower(settings: SourceSettings) -> "Follower":
         from lakeupsert.sources.capture import follow_database
         from lakeupsert.sources.debezium import start_jvm
 
-        start_jvm()
+        start_jvm(settings.jars if isinstance(settings, DatabaseSource) else None)
         return follow_database
 
 
