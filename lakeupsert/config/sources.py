@@ -51,7 +51,7 @@ class DatabaseSource(SourceSettings, frozen=True, kw_only=True):
     """``[sources.NAME]`` of a database, which `lakeupsert capture` follows."""
 
     tables: Names
-    """The tables to follow, with their schemas, for example ``public.orders``. Of MariaDB: with their databases."""
+    """The tables to follow, with their schemas (MariaDB: databases), for example ``public.orders``."""
     jars: str | None = None
     """A folder with Debezium's jars. MariaDB needs it, because pip installs no connector for it."""
 

@@ -80,7 +80,7 @@ class Database(Protocol):
         """Sorts the ends of transactions, and snapshots among them."""
 
     def begin(self, position: Position) -> Position | None:
-        """Where changes begin if the first record of a first snapshot has this position; None: where the slot does."""
+        """The place of the first change if the first record of a first snapshot has this position; None: where the slot does."""
 
     def shown(self, position: Position) -> Position:
         """A position that a snapshot is not behind. It is done now, and its last record has this position."""
@@ -209,7 +209,7 @@ class _Landing:
         self._kept_bytes = 0
 
     def open(self, history: Path) -> Position | None:
-        """Where the engine begins: its own beginning, or behind this position, whose ``history`` is then there."""
+        """The place at which the engine begins: its own beginning, or behind this position, whose ``history`` is then there."""
         self._history = history
         return None
 

@@ -33,7 +33,7 @@ Take = Callable[[Iterable[Java], Callable[[Java], None]], None]
 
 
 def start_jvm(jars: str | None = None) -> None:
-    """Start the JVM of this process, unless it runs. ``jars``: a folder with Debezium's; None: those that pip installed.
+    """Start the JVM of this process, unless it runs. ``jars``: a folder with Debezium's; None: the ones from pip.
 
     Raises ImportError and ConfigurationError.
     """

@@ -81,8 +81,10 @@ class Mariadb:
         return _number(offset["file"]), int(str(offset["pos"]))
 
     def begin(self, position: Position) -> Position | None:
-        """Debezium asks for the file, for the GTIDs and for the definitions of tables one after the other. The GTIDs may be further
-        on: they count, and what is between is in the snapshot. The definitions must be of the same place, or rows do not fit them.
+        """Debezium asks for the file, for the GTIDs and for the definitions of tables one after the other.
+
+        The GTIDs may be further on: they count, and what is between is in the snapshot. The definitions must be of the same
+        place, or rows do not fit them.
         """
         with Connection(self.kind, self._settings, self._password) as database:
             if self._definitions_of(database) != self._definitions:
@@ -205,5 +207,5 @@ def _sequences(gtids: str) -> dict[str, int]:
 
 
 def _number(file: object) -> int:
-    """Of a binary log: the files of a server are numbered."""
+    """The number of a binary log, by its name."""
     return int(str(file).rpartition(".")[2])
