@@ -41,6 +41,11 @@ def duration(seconds: float) -> str:
     return f"{large:,} {unit} {small} {name}" if small else f"{large:,} {unit}"
 
 
+def with_advice(found: str, advice: str) -> str:
+    """A warning of two sentences, without the last full stop: what was found, and what to do."""
+    return f"{found}. {advice[0].upper()}{advice[1:]}"
+
+
 def no_folder(path: Path) -> str:
     """What is wrong with a path that should be a folder and is none."""
     return "is not a folder" if path.exists() else "does not exist"

@@ -394,9 +394,8 @@ def _sources(table: OpenTable) -> Iterator[Finding]:
                 yield _found("warning" if advice else "ok", found, advice, check)
         except LakeupsertError as e:  # another source may be well
             yield _problem(e.message.rstrip("."), e.next, check)
-    for warning in removed_files(table):
-        found, _, remedy = warning.partition(". Put ")
-        yield _problem(found, f"put {remedy}")
+    for found, advice in removed_files(table):
+        yield _problem(found, advice)
 
 
 CHECKS: dict[str, Callable[[OpenTable], Iterator[Finding]]] = {

@@ -16,7 +16,7 @@ from lakeupsert import clock
 from lakeupsert.config import is_remote
 from lakeupsert.operations.rounds import RoundOptions, Rounds
 from lakeupsert.operations.run import clean
-from lakeupsert.phrases import count
+from lakeupsert.phrases import count, with_advice
 from lakeupsert.pipeline.append.append import append
 from lakeupsert.pipeline.append.commit import AppendResult
 from lakeupsert.pipeline.append.discover import AppendOptions, is_landing_file, list_landing
@@ -101,8 +101,8 @@ class Intake(Rounds):
             return
         if look:
             self._looked_at = clock.elapsed()
-            for warning in removed_files(self.table):
-                self.warn(warning)
+            for found, advice in removed_files(self.table):
+                self.warn(with_advice(found, advice))
             send_missing(self.table, lambda p: self._failed.get(p, (0.0,))[0] <= self._looked_at)
         if self._unpublished_since is None:
             self._unpublished_since = clock.elapsed()

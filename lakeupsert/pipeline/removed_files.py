@@ -14,8 +14,8 @@ MOST_LOOKS = 10
 """How many files of a source are looked for, by a LIST each: the oldest that no batch took, which a rule by age removes first."""
 
 
-def removed_files(table: OpenTable) -> Iterator[str]:
-    """A warning for each source that lacks files."""
+def removed_files(table: OpenTable) -> Iterator[tuple[str, str]]:
+    """For each source that lacks files a warning, and what to do."""
     for source in table.sources:
         head = table.history.objects.source(source).head()
         # The file of the head may still be on its way. Each other one was there before the next entry was written.
@@ -28,8 +28,8 @@ def removed_files(table: OpenTable) -> Iterator[str]:
             least = "at least " if len(looked) == MOST_LOOKS else ""
             yield (
                 f"{least}{count(len(missing), 'landing file')} of source {source!r} left the landing zone before a batch took "
-                f"them, first {table.resources.landing.uri(missing[0])}. Their rows come only once, so the table lacks them. Put "
-                'them back from a backup, or begin again with another source, see "Begin again" in docs/CAPTURE.md'
+                f"them, first {table.resources.landing.uri(missing[0])}. Their rows come only once, so the table lacks them",
+                'put them back from a backup, or begin again with another source, see "Begin again" in docs/CAPTURE.md',
             )
 
 

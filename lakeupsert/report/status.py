@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from lakeupsert.errors import LakeupsertError, TryAgainError
+from lakeupsert.phrases import with_advice
 from lakeupsert.pipeline.append.discover import holds_a_table
 from lakeupsert.pipeline.append.event_order import hollow_deletes, incomplete_creates, misplaced_events
 from lakeupsert.pipeline.append.full_extract import newer_than_extract
@@ -143,5 +144,5 @@ def status(table: OpenTable) -> Status:
 
 def _removed(table: OpenTable) -> list[str]:
     with suppress(LakeupsertError, OSError):  # readers need no right for the landing zone
-        return list(removed_files(table))
+        return [with_advice(found, advice) for found, advice in removed_files(table)]
     return []

@@ -24,6 +24,7 @@ from lakeupsert import clock
 from lakeupsert.config import DatabaseSource
 from lakeupsert.decoding import decoder_of
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.phrases import with_advice
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.retries import SOURCE_IDLE_SECONDS, SOURCE_LOOK_SECONDS, SOURCE_TICK_SECONDS
 from lakeupsert.sources.debezium import HISTORY, Engine, Java, Lines, Position, position_of
@@ -137,8 +138,8 @@ class _Capture:
         except StatementError as e:
             problem = str(e), f"give {self._source.server.username} the right that is missing"
             raise unfit(self._source, [problem]) from e
-        for warning in prepared.warnings:
-            self._options.warn(warning)
+        for found, advice in prepared.warnings:
+            self._options.warn(f"{with_advice(found, advice)}.")
         properties = {**_COMMON, **self._database.properties(prepared.left_out)}
         given = self._files, self._source, self._database, self._options.collect
         if place.snapshot is None:

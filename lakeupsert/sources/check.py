@@ -47,9 +47,7 @@ def _check_database(
     start_jvm(source.jars)
     database = DATABASES[source.server.scheme](name, source, password, table.settings.mode)
     prepared = database.prepare(place.stream, is_new=position is None, only_look=True)
-    for warning in prepared.warnings:
-        found, _, advice = warning.partition(" Run ")
-        yield found, f"run {advice}" if advice else "leave it, or give the column another type"
+    yield from prepared.warnings
     yield f"{source.from_} can be followed: {', '.join(source.tables)}", None
     start = f"`lakeupsert capture {name}`"
     if position is None:

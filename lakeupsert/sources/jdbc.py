@@ -14,7 +14,7 @@ Row = tuple[str | None, ...]
 
 
 Problem = tuple[str, str]
-"""A fault of a database, and the way to mend it."""
+"""A fault of a database, or a reason for a warning, and what to do."""
 BEGIN_AGAIN = 'begin again with another source, see "Begin again" in docs/CAPTURE.md'
 
 
@@ -29,7 +29,7 @@ class Prepared:
     """
 
     left_out: tuple[str, ...]
-    warnings: tuple[str, ...]
+    warnings: tuple[Problem, ...]
     lacks_long: bool = False
     is_read: bool = False
 

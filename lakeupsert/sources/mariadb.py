@@ -31,7 +31,7 @@ class Mariadb:
     def __init__(self, name: str, settings: DatabaseSource, password: str, mode: str) -> None:
         self._name, self._settings, self._password, self._mode = name, settings, password, mode
         self._user = unquote(settings.server.username or "")
-        self._warnings: list[str] = []
+        self._warnings: list[Problem] = []
 
     def properties(self, left_out: Iterable[str]) -> dict[str, str]:
         """As `Database` says. A replica's number that no other one has: of the name and the server."""
@@ -177,8 +177,11 @@ class Mariadb:
                 )
         if filled and "NO_ZERO_DATE" not in self._sql_mode:
             self._warnings.append(
-                f"A zero date that comes in {', '.join(filled)} of {name} would land as 1970-01-01 or the column's default. The "
-                "server accepts them, because sql_mode lacks NO_ZERO_DATE."
+                (
+                    f"A zero date that comes in {', '.join(filled)} of {name} would land as 1970-01-01 or the column's default, "
+                    "and the server accepts them",
+                    "add NO_ZERO_DATE to sql_mode",
+                )
             )
 
     def _has(self, database: Connection, position: Position) -> bool:

@@ -54,7 +54,7 @@ class Postgresql:
         self._settings, self._password, self._mode = settings, password, mode
         self._name, self._slot = name, f"lakeupsert_{name}"
         self._sql: dict[str, str] = {}
-        self._warnings: list[str] = []
+        self._warnings: list[Problem] = []
         self._long: list[str] = []
         self._only_look = self._is_read = False
 
@@ -166,8 +166,11 @@ class Postgresql:
                 self._long.append(name)
                 if self._mode == "rows":
                     self._warnings.append(
-                        f"{name} may have long values. PostgreSQL does not send one that an update left as it was, and the row "
-                        f'goes to quarantine. Run `alter table {sql} replica identity full`, or set mode = "columns".'
+                        (
+                            f"{name} may have long values. PostgreSQL does not send one that an update left as it was, and the "
+                            "row goes to quarantine",
+                            f'run `alter table {sql} replica identity full`, or set mode = "columns"',
+                        )
                     )
 
     def _publication(self, database: Connection, *, is_new: bool) -> Iterator[Problem]:
@@ -231,6 +234,9 @@ class Postgresql:
             if "t" in (is_generated, is_unfit):
                 why = "is generated" if is_generated == "t" else f"has the type {type_}"
                 self._warnings.append(
-                    f"Column {column} of {table} is left out, because it {why}, which Debezium does not send."
+                    (
+                        f"Column {column} of {table} is left out, because it {why}, which Debezium does not send",
+                        "leave it, or give the column another type",
+                    )
                 )
                 yield f"{table}.{column}"

@@ -18,6 +18,7 @@ from lakeupsert.config.sources import name_of_source, parse_source, password_of,
 from lakeupsert.operations.init.buckets import describe_rule, expression, propose_count
 from lakeupsert.operations.init.propose import processed_zone, table_name_of
 from lakeupsert.operations.init.translation import Setting, Translation
+from lakeupsert.phrases import with_advice
 from lakeupsert.sources.extras import needs_extra
 
 if TYPE_CHECKING:
@@ -62,7 +63,10 @@ def propose_database(address: str, landing: str | None, table: str | None, folde
         table=own,
         settings=(*_settings(found, zone), *source_settings),
         leftovers=(),
-        warnings=(*found.prepared.warnings, *([taken] if found.source_name != name else [])),
+        warnings=(
+            *(with_advice(*one) for one in found.prepared.warnings),
+            *([taken] if found.source_name != name else []),
+        ),
         next="`lakeupsert capture`, and in another process `lakeupsert ingest`",
     )
 

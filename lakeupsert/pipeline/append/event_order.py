@@ -16,7 +16,7 @@ from lakeupsert.landing.formats.only import OTHER_TABLE
 from lakeupsert.landing.formats.positions import LOG_POSITION, began_again
 from lakeupsert.landing.origins import Origins
 from lakeupsert.landing.partitions import partition_sources
-from lakeupsert.phrases import count
+from lakeupsert.phrases import count, with_advice
 from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.ledger import LedgerEntry, active_batches
@@ -51,9 +51,7 @@ def misplaced_events(declaration: Declaration, spec: TableSpec) -> list[str]:
     else:
         order, place = LOG_POSITION, " (and land whole events, with `envelope`)"
     another = _another_order(declaration.name, order, place)
-    return [
-        f"`order_by` begins with {spec.order_by[0]!r}, which {why}. Rows may be wrong. {another[0].upper()}{another[1:]}"
-    ]
+    return [with_advice(f"`order_by` begins with {spec.order_by[0]!r}, which {why}. Rows may be wrong", another)]
 
 
 def _another_order(name: str, order: str, place: str = "") -> str:
