@@ -131,7 +131,8 @@ def parse_source(path: str, name: str, raw: dict[str, object], tables: Mapping[s
         refuse("its name", name, "expected a small letter, then up to 40 small letters, digits and _")
     refuse_credential(path, name, raw)
     address = raw.get("from", "")
-    kind = _KINDS.get(str(address).partition("://")[0])
+    scheme = str(address).partition("://")[0]
+    kind = _KINDS.get(scheme)
     if kind is None:
         refuse("from", address, f"expected an address that begins with {', '.join(f'{one}://' for one in _KINDS)}")
     refuse_unknown_keys(path, where, raw, kind.__struct_encode_fields__)
@@ -144,12 +145,8 @@ def parse_source(path: str, name: str, raw: dict[str, object], tables: Mapping[s
     if settings.table not in tables:
         refuse("table", settings.table, f"the file has no such table.{did_you_mean(settings.table, tables)}")
     if isinstance(settings, DatabaseSource) and not _is_server(settings.from_):
-        refuse(
-            "from",
-            address,
-            f"expected {settings.server.scheme}://USER@HOST:PORT/DATABASE, with nothing behind the database",
-        )
-    if isinstance(settings, DatabaseSource) and settings.server.scheme == "mariadb" and settings.jars is None:
+        refuse("from", address, f"expected {scheme}://USER@HOST:PORT/DATABASE, with nothing behind the database")
+    if isinstance(settings, DatabaseSource) and scheme == "mariadb" and settings.jars is None:
         refuse("jars", None, "expected a folder with Debezium's connector for MariaDB (docs/CAPTURE.md)")
     if not settings.most_bytes:
         refuse("bytes", settings.bytes, 'expected a size, for example "64MiB"')

@@ -33,7 +33,8 @@ def test_settings_of_a_database() -> None:
     ("text", "code", "says"),
     [
         (config(**{"from": '"postgresql://me:hidden@db/shop"'}), "credential-in-configuration", "SHOP__PASSWORD"),
-        (config(**{"from": '"mariadb://me@db/shop"'}), "bad-setting", "postgresql://"),
+        (config(**{"from": '"oracle://me@db/shop"'}), "bad-setting", "postgresql://"),
+        (config(**{"from": '"mariadb://me@db/shop"'}), "bad-setting", "connector for MariaDB"),
         (config(table='"u"'), "bad-setting", "no such table"),
         (config(tabels='["a"]'), "unknown-setting", "Did you mean 'tables'"),
         (config(tables="[]"), "bad-setting", "tables"),
