@@ -129,9 +129,8 @@ def _explain(e: Exception) -> LakeupsertError | None:
     if (passed := passed_error(text)) is not None:
         return passed
     died = _DIED.search(text)
-    if "failed to map segment" in text and session().conf.get(
-        _PYSPARK_MEMORY, None
-    ):  # without that limit: a noexec mount
+    # Without that limit, the cause is a noexec mount.
+    if "failed to map segment" in text and session().conf.get(_PYSPARK_MEMORY, None):
         died = re.search(r"[^\n]*failed to map segment[^\n]*", text)
     if died is not None:
         return task_memory(session()).died(died[0].strip(". "), then=", then run the same command again")

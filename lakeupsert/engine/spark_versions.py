@@ -32,9 +32,8 @@ def frame_of(spark: SparkSession, table: pa.Table) -> DataFrame:
     spark.conf.set(with_arrow, "true")
     try:
         flat = table.flatten()
-        texts = {
-            field.name: object for field in flat.schema if pa.types.is_string(field.type)
-        }  # pandas 3 has a type for them
+        # pandas 3 has a type of its own for texts.
+        texts = {field.name: object for field in flat.schema if pa.types.is_string(field.type)}
         frame = spark.createDataFrame(flat.to_pandas().astype(texts))
     finally:
         spark.conf.set(with_arrow, before)

@@ -128,9 +128,8 @@ _PLACES = {"iceberg": "an Iceberg catalog", "hive": "the metastore", "glue": "Gl
 
 def _in_catalog(engine: Engine, publisher: PublisherName, *path: str) -> Statements:
     """The catalog has the table under this path, so there is nothing to create."""
-    name = ".".join(
-        _name("spark" if engine == "spark" else "trino", part) for part in path
-    )  # Athena's queries as Trino's
+    # Athena's queries are as Trino's.
+    name = ".".join(_name("spark" if engine == "spark" else "trino", part) for part in path)
     note = f"lakeupsert keeps the table in {_PLACES[publisher]}: there is nothing to create"
     if engine == "athena":
         return Statements(engine, publisher, (f"SELECT * FROM {name}",), {}, note)

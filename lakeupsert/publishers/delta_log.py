@@ -259,9 +259,8 @@ class DeltaLog:
         data = msgspec.json.encode({"version": version, "size": size})
         if not self.create(_LAST, data):
             with suppress(ConfigurationError):
-                self.store.delete(
-                    [_LAST]
-                )  # only `create` is atomic in every store, and readers do without it meanwhile
+                # Only `create` is atomic in every store, and readers do without it meanwhile.
+                self.store.delete([_LAST])
                 self.create(_LAST, data)
 
     def points_to(self) -> int | None:

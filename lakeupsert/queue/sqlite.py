@@ -167,9 +167,8 @@ class SqliteQueue:
         with _lock:
             try:
                 db = self._connect()
-                db.execute(
-                    "BEGIN IMMEDIATE"
-                )  # takes the write lock first: a call can't wait for one that it takes later
+                # Takes the write lock first: a call can't wait for one that it takes later.
+                db.execute("BEGIN IMMEDIATE")
                 yield db
                 db.execute("COMMIT")
             except BaseException as e:
@@ -352,9 +351,8 @@ def _encode_owner(process: _Process | None) -> str | None:
 
 def _start_time(pid: int) -> int:
     """In ticks since boot. Raises ProcessLookupError also for a zombie, which holds nothing any more."""
-    fields = (
-        Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    )  # the process name before it may contain anything
+    # The process name before the last parenthesis may contain anything.
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     if fields[0] in (b"Z", b"X"):
         raise ProcessLookupError(pid)
     return int(fields[19])

@@ -302,9 +302,8 @@ def _replace_when_complete(target: Path) -> Iterator[Path]:
     try:
         yield unfinished
         if target.is_dir():
-            before = unfinished.with_suffix(
-                ".old"
-            )  # a crash before the next rename leaves the old export under this name
+            # A crash before the next rename leaves the old export under this name.
+            before = unfinished.with_suffix(".old")
             target.rename(before)
             unfinished.rename(target)
             shutil.rmtree(before)

@@ -196,9 +196,8 @@ class S3Store(ServerStore):
             answer = self._call("list", "list_objects_v2", Prefix=self._prefix + prefix, MaxKeys=page, **more)
             for entry in answer.get("Contents", ()):
                 name = entry["Key"].removeprefix(self._prefix)
-                if (
-                    name and not name.endswith("/") and not name.startswith(PROBE)
-                ):  # consoles and Hadoop mark folders like this
+                # Consoles and Hadoop mark folders by a slash at the end.
+                if name and not name.endswith("/") and not name.startswith(PROBE):
                     etag = entry.get("ETag", "").strip('"')
                     if not etag:
                         raise self._no_etag(name, "list_objects_v2")

@@ -202,13 +202,10 @@ class ReadingChoices:
         pairs = [pair for pair in combinations(some, 2) if _replaces(*pair, rows)]
         aliases = {}
         for pair in pairs:
-            if (
-                sum(not {*pair}.isdisjoint(other) for other in pairs) == 1
-            ):  # else nobody knows which of them it replaces
-                name, alias = sorted(
-                    pair, key=lambda n: (-sum(n in file for file in files), [n not in f for f in files])
-                )
-                aliases[alias] = name
+            if sum(not {*pair}.isdisjoint(other) for other in pairs) > 1:
+                continue  # nobody knows which of them it replaces
+            name, alias = sorted(pair, key=lambda n: (-sum(n in file for file in files), [n not in f for f in files]))
+            aliases[alias] = name
         for alias, name in aliases.items():
             have = sum(alias in file for file in files)
             verb = "has" if have == 1 else "have"
