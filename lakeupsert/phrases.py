@@ -1,8 +1,9 @@
-"""Parts of messages that several rooms need."""
+"""Parts of messages that several rooms need: numbers, times, lists of names, paths, commands."""
 
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from json import loads
@@ -14,6 +15,9 @@ _FILE_URL = re.compile(r"file://(/[\w.~%/-]*[\w~%/-])")
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Characters that a terminal obeys. They come with names of files, partition values and rows."""
+
+MOST_NAMES = 3
+"""How many partitions a text names before it only counts the rest."""
 
 
 def count(n: int, noun: str, ending: str = "s") -> str:
@@ -44,6 +48,20 @@ def duration(seconds: float) -> str:
 def with_advice(found: str, advice: str) -> str:
     """A warning of two sentences, without the last full stop: what was found, and what to do."""
     return f"{found}. {advice[0].upper()}{advice[1:]}"
+
+
+def size(n: float) -> str:
+    """Bytes in decimal units: ``900 B``, ``1.5 MB``."""
+    units = ["TB", "GB", "MB", "kB", "B"]
+    while n >= 1000 and len(units) > 1:
+        n, _ = n / 1000, units.pop()
+    return f"{n:,.{0 if units[-1] == 'B' else 1}f} {units[-1]}"
+
+
+def short_list(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def no_folder(path: Path) -> str:

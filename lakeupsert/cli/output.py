@@ -10,12 +10,7 @@ import msgspec
 
 from lakeupsert.cli.reads import reads_result, reads_text
 from lakeupsert.config import toml_key
-from lakeupsert.report.numbers import MOST_NAMES as MOST_NAMES
-from lakeupsert.report.numbers import count as count  # re-exported for the modules of the commands
-from lakeupsert.report.numbers import duration, messages
-from lakeupsert.report.numbers import short_list as short_list
-from lakeupsert.report.numbers import size as size
-from lakeupsert.report.numbers import when as when
+from lakeupsert.phrases import count, duration, short_list, size, when
 from lakeupsert.variables import references
 
 if TYPE_CHECKING:
@@ -25,6 +20,7 @@ if TYPE_CHECKING:
     from lakeupsert.pipeline.merge.commit import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
     from lakeupsert.pipeline.publishers import PublisherStanding
+    from lakeupsert.queue import QueueStats
     from lakeupsert.report.status import Status
     from lakeupsert.report.totals import MergeTotals
     from lakeupsert.table.chain import Link
@@ -76,9 +72,7 @@ def host_result(host: "ChosenHost | None") -> dict[str, object] | None:
 
 def dedupe_result(results: "Sequence[PartitionResult]") -> dict[str, object]:
     def shape(result: "PartitionResult") -> dict[str, object]:
-        names = [
-            f.name for f in dataclasses.fields(result) if f.name not in ("error", "units")
-        ]  # the error's; internal
+        names = [f.name for f in dataclasses.fields(result) if f.name not in ("error", "units")]
         changes, seconds = changes_result(result.changes), round(result.seconds, 3)
         return {**fields(result, *names), "changes": changes, "seconds": seconds}
 
@@ -365,7 +359,7 @@ def status_facts(status: "Status") -> list[Fact]:
         ("dirty", count(status.dirty, "partition") if status.dirty else "none"),
         ("lagging", short_list(status.lagging) if status.lagging else "none"),
         ("failed", short_list(tuple(status.failed)) if status.failed else "none"),
-        ("queue", f"{messages(status.queue)}{spark}"),
+        ("queue", f"{_messages(status.queue)}{spark}"),
         ("quarantined", f"{count(status.quarantined, 'row')} now{quarantined}"),
         *([("deletes", f"{hollow} of the last snapshot found no row")] if status.deletes_without_row else []),
         *([("skipped", f"{skipped_records(status.skipped)}, of all batches")] if status.skipped else []),
@@ -375,6 +369,12 @@ def status_facts(status: "Status") -> list[Fact]:
             for name, standing in status.publishers.items()
         ),
     ]
+
+
+def _messages(queue: "QueueStats | None") -> str:
+    if queue is None:
+        return "unknown: the queue can't be read"
+    return f"{queue.visible:,} waiting, {queue.leased:,} being worked on, {queue.dead:,} dead"
 
 
 def freshness_facts(status: "Status") -> list[Fact]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Call
 from lakeupsert.errors import LakeupsertError, RefusedError, split_text
+from lakeupsert.phrases import count, short_list
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
@@ -57,7 +58,7 @@ def publish_warnings(published: "PublishResult") -> tuple[str, ...]:
     return (
         *others,
         f"batches after {published.batch} are not published yet: they touch "
-        f"{output.count(len(published.waiting), 'partition')} ({output.short_list(published.waiting)}), not all of them merged. "
+        f"{count(len(published.waiting), 'partition')} ({short_list(published.waiting)}), not all of them merged. "
         "`lakeupsert run` merges the ones that no worker has taken.",
     )
 
@@ -81,7 +82,7 @@ def _what_readers_see(name: str, standing: "PublisherStanding") -> str:
     if standing.behind is None:
         return f"it is not known what readers of {name} see."
     seen = "nothing yet" if standing.snapshot is None else f"snapshot {standing.snapshot}"
-    return f"readers of {name} see {seen}: the publisher is {output.count(standing.behind, 'snapshot')} behind."
+    return f"readers of {name} see {seen}: the publisher is {count(standing.behind, 'snapshot')} behind."
 
 
 def merge_error(
@@ -110,8 +111,8 @@ def failed_partitions_error(table: "Table", reasons: Mapping[str, str], *, chang
     hold = table.settings.on_failed_partition == "hold"
     return RefusedError(
         "failed-partitions",
-        f"Table {table.name!r}: {output.count(len(reasons), 'partition')} can't be merged or shown. {partition}: {reason} "
-        + (f"The others are {output.short_list(others)}. " if others else "")
+        f"Table {table.name!r}: {count(len(reasons), 'partition')} can't be merged or shown. {partition}: {reason} "
+        + (f"The others are {short_list(others)}. " if others else "")
         + (
             "Readers still see the previous batch"
             if hold
@@ -128,8 +129,8 @@ def failed_partitions_error(table: "Table", reasons: Mapping[str, str], *, chang
 def lagging_error(table: "Table", lagging: Sequence[str], *, changed: bool = False) -> RefusedError:
     return RefusedError(
         "lagging-partitions",
-        f"Table {table.name!r}: readers see {output.count(len(lagging), 'partition')} without the newest batches: "
-        f"{output.short_list(lagging)}.",
+        f"Table {table.name!r}: readers see {count(len(lagging), 'partition')} without the newest batches: "
+        f"{short_list(lagging)}.",
         data_changed=changed,
         next="`lakeupsert run` merges these again and reports why one fails",
         partition=lagging[0],

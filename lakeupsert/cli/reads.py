@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from lakeupsert.report.numbers import count, short_list
+from lakeupsert.phrases import count, short_list
 
 if TYPE_CHECKING:
     from lakeupsert.pipeline.read_cost import ReadCost

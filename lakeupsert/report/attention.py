@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal, get_args
 
 from lakeupsert.errors import cause_of, split_text
-from lakeupsert.report.numbers import count, duration, short_list, when
+from lakeupsert.phrases import count, duration, short_list, when
 
 if TYPE_CHECKING:  # `lakeupsert --help` starts without what reads a table
     from lakeupsert.report.nights import Night, ReportData

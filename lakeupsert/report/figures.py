@@ -7,11 +7,11 @@ from datetime import date, timedelta
 from itertools import islice, pairwise
 from xml.etree.ElementTree import Element
 
+from lakeupsert.phrases import count, duration, size, when
 from lakeupsert.report.attention import REPLAY, replay
 from lakeupsert.report.charts import MANY, Bar, Day, Mark, Span, Tick, bars, calendar, columns, lanes, legend, line
 from lakeupsert.report.html import details, e, prose, section, table
 from lakeupsert.report.nights import PAUSE, Merge, Night, Partition, ReportData
-from lakeupsert.report.numbers import count, duration, size, when
 from lakeupsert.table.layout import partition_text
 from lakeupsert.table.manifest import Changes
 

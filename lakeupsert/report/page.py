@@ -5,11 +5,11 @@ from datetime import timedelta
 from importlib.resources import files
 from xml.etree.ElementTree import Element
 
+from lakeupsert.phrases import duration, size, when
 from lakeupsert.report.attention import Finding, findings, verdict
 from lakeupsert.report.figures import FIGURES, Line
 from lakeupsert.report.html import document, e, prose
 from lakeupsert.report.nights import ReportData
-from lakeupsert.report.numbers import duration, size, when
 
 # Browsers then refuse scripts and loads from anywhere, even if an escape were missing somewhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import tostring
 
 from lakeupsert.errors import LakeupsertError
+from lakeupsert.phrases import count, size, when
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.arrow import reader_schema
 from lakeupsert.read.view import SnapshotFigures, View, newest_snapshot
 from lakeupsert.report.html import e
-from lakeupsert.report.numbers import count, size, when
 from lakeupsert.table.spec import TableSpec
 
 

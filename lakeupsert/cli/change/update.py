@@ -10,6 +10,7 @@ from lakeupsert.cli.options import log_option, prepare_spark, together, where_op
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.cli.rows import rows_result, rows_text
+from lakeupsert.phrases import count, short_list
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,8 +116,8 @@ def statement_answer(call: Call, table: "Table", done: "StatementResult", *, yes
         facts = [("", f"no row matches: nothing to {kind}")]
         return Answer(result, output.block(title, facts), done.warnings)
     number = done.append.number if done.append else None
-    partitions = f"{output.count(len(done.rows), 'partition')}: {output.short_list(list(done.rows))}"
-    facts = [("updates" if kind == "update" else "deletes", f"{output.count(total, 'row')} in {partitions}")]
+    partitions = f"{count(len(done.rows), 'partition')}: {short_list(list(done.rows))}"
+    facts = [("updates" if kind == "update" else "deletes", f"{count(total, 'row')} in {partitions}")]
     if done.repeated:
         facts.append(("", f"done before, as batch {number} with this --batch-id"))
     elif number is not None:

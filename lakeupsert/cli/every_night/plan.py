@@ -12,7 +12,7 @@ from lakeupsert.cli.program import main
 from lakeupsert.cli.reads import reads_result, reads_text
 from lakeupsert.cli.tables import for_each_table
 from lakeupsert.errors import RefusedError
-from lakeupsert.phrases import duration
+from lakeupsert.phrases import count, duration, short_list, size
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
@@ -99,11 +99,11 @@ def _result(plan: "Plan") -> dict[str, object]:
 
 def _facts(plan: "Plan") -> list[output.Fact]:
     about = "about " if plan.estimated else ""
-    found = f"{output.count(plan.files, 'new file')}, {output.size(plan.landing_bytes)}, {about}{output.count(plan.rows, 'row')}"
+    found = f"{count(plan.files, 'new file')}, {size(plan.landing_bytes)}, {about}{count(plan.rows, 'row')}"
     landing, readers = ("landing", found if plan.files else "no new file"), ("readers open", reads_text(plan.reads))
     if not plan.partitions:
         return [landing, ("merges", "nothing"), readers]
-    names = output.short_list([p.partition for p in plan.partitions])
+    names = short_list([p.partition for p in plan.partitions])
     dirty = f", {plan.dirty:,} of them already dirty" if plan.dirty else ""
     requests = ", ".join(f"{n:,} {call}" for call, n in plan.requests.items() if n)
     with_delta = sum(p.strategy == "delta" for p in plan.partitions)
@@ -112,9 +112,9 @@ def _facts(plan: "Plan") -> list[output.Fact]:
     compute = "time unknown" if cost.compute is None else f"{cost.compute:.4f} for time"
     return [
         landing,
-        ("merges", f"{about}{output.count(len(plan.partitions), 'partition')}{dirty}: {names}"),
-        ("append", f"reads {output.size(plan.append_read)}, writes {output.size(plan.append_written)}"),
-        ("dedupe", f"reads {output.size(plan.dedupe_read)}, writes {output.size(plan.dedupe_written)}{deltas}"),
+        ("merges", f"{about}{count(len(plan.partitions), 'partition')}{dirty}: {names}"),
+        ("append", f"reads {size(plan.append_read)}, writes {size(plan.append_written)}"),
+        ("dedupe", f"reads {size(plan.dedupe_read)}, writes {size(plan.dedupe_written)}{deltas}"),
         (
             "requests",
             f"{sum(plan.requests.values()):,} ({requests}), and {sum(plan.landing_requests.values()):,} to the landing zone",
@@ -123,7 +123,7 @@ def _facts(plan: "Plan") -> list[output.Fact]:
             "takes",
             "unknown: no history yet"
             if plan.seconds is None
-            else f"about {duration(plan.seconds)}, like the last {output.count(plan.nights, 'night')}",
+            else f"about {duration(plan.seconds)}, like the last {count(plan.nights, 'night')}",
         ),
         (
             "costs",

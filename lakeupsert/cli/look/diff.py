@@ -10,6 +10,7 @@ from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import key_values
 from lakeupsert.cli.program import main
 from lakeupsert.cli.rows import MOST_ROWS, cell_text, more_text, pairs_text, rows_result, table_lines
+from lakeupsert.phrases import count
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,7 +72,7 @@ def _warnings(found: "Difference", listed: int) -> list[str]:
         warnings.append(f"dropped columns are not compared: {', '.join(found.not_compared)}")
     if repeated := sum(one.repeated for one in found.partitions):
         warnings.append(
-            f"{output.count(repeated, 'row')} of adopted files have a newer row of their key, and only the newest is compared"
+            f"{count(repeated, 'row')} of adopted files have a newer row of their key, and only the newest is compared"
         )
     if listed > MOST_ROWS:
         warnings.append(f"only the first {MOST_ROWS:,} of {listed:,} rows are shown; --key selects some")
@@ -83,7 +84,7 @@ def _name(snapshot: str | int | None) -> str:
 
 
 def _text(heading: str, facts: list[output.Fact], found: "Difference", shown: Sequence[Mapping[str, Any]]) -> str:
-    changes = [(kind, output.count(getattr(found, kind), "row")) for kind in _SIGNS]
+    changes = [(kind, count(getattr(found, kind), "row")) for kind in _SIGNS]
     lines = [output.block(heading, [*facts, *changes])]
     if listed := found.partitions[:MOST_PARTITIONS]:
         columns = [[one.partition for one in listed]]

@@ -11,6 +11,7 @@ from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import key_values
 from lakeupsert.cli.program import main
+from lakeupsert.phrases import count, when
 
 if TYPE_CHECKING:
     from lakeupsert.operations.explain.explain import ExplainedPartition, Explanation, Version
@@ -55,7 +56,7 @@ def _matches(found: "Explanation") -> str:
         facts.append(("", f"… and {found.more:,} more"))
     first = [f"{name}={value}" for name, value in found.matches[0].key.items()]
     facts.append(("next", shlex.join(["lakeupsert", "explain", *first])))
-    return output.block(f"{output.count(total, 'key')} with {_pairs(found.key)}", facts)
+    return output.block(f"{count(total, 'key')} with {_pairs(found.key)}", facts)
 
 
 def _facts(found: "ExplainedPartition") -> list[output.Fact]:
@@ -71,7 +72,7 @@ def _facts(found: "ExplainedPartition") -> list[output.Fact]:
             facts.append(("", f"sets {', '.join(version.columns)}"))
     for batch, rows in found.settled.items():
         scope = "partition" if found.settled_of_key[batch] is None else "key"
-        facts.append(("not in files", f"{output.count(rows, 'row')} of this {scope} that lost within batch {batch}"))
+        facts.append(("not in files", f"{count(rows, 'row')} of this {scope} that lost within batch {batch}"))
     if found.gone:
         batches = ", ".join(str(batch) for batch in sorted({batch for batch, _ in found.gone}))
         facts.append(("gone", f"appended files (batch {batches}); whether they contained this key is unknown"))
@@ -90,7 +91,7 @@ def _origin(version: "Version") -> str:
     what = f"{version.file}, place {version.place}"
     if version.file is None:
         what = f"in no file, written by this batch {'to delete the key here' if version.delete else 'of rows that were stored'}"
-    return f"batch {version.batch} {version.batch_id}, received {output.when(version.received_at)}: {what}"
+    return f"batch {version.batch} {version.batch_id}, received {when(version.received_at)}: {what}"
 
 
 def _pairs(values: Mapping[str, object]) -> str:

@@ -3,6 +3,7 @@
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.program import main
+from lakeupsert.phrases import count
 
 
 @main.command()
@@ -16,7 +17,7 @@ def history(call: Call) -> Answer:
     with call.open_table() as table:
         snapshots, tags, lost = table.snapshots(), table.tags(), table.lost_snapshots()
         warnings = (
-            f"{output.count(len(lost), 'snapshot')} missing without having been expired: {', '.join(map(str, lost))}. "
+            f"{count(len(lost), 'snapshot')} missing without having been expired: {', '.join(map(str, lost))}. "
             "Something other than lakeupsert deleted them. Newer snapshots do not need them.",
         )
         text = output.history_text(snapshots, tags)

@@ -19,7 +19,7 @@ from lakeupsert.cli.rows import (
     table_lines,
     write_rows,
 )
-from lakeupsert.phrases import describe_place
+from lakeupsert.phrases import count, describe_place
 from lakeupsert.table.ledger import Reason
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def quarantine(
         }
         facts = [("quarantined", _total(seen, reason))]
         if target is not None:
-            facts.append(("written", f"{output.count(total, 'row')} to {target}"))
+            facts.append(("written", f"{count(total, 'row')} to {target}"))
         if not files and table.exists():  # else they wait for no replay
             facts += [("" if number else "next", text) for number, text in enumerate(_what_next(seen.reasons.keys()))]
         lines = [output.block(f"Table {table.name}", facts), *(f"  {line}".rstrip() for line in _lists(seen, total))]
@@ -117,7 +117,7 @@ class _Seen:
 def _total(seen: _Seen, reason: Reason | None) -> str:
     reasons = ", ".join(f"{rows:,} {code}" for code, rows in seen.reasons.items())
     nothing = f"no row was refused for {reason}" if reason else "no row"
-    return f"{output.count(seen.files.total(), 'row')}: {reasons}" if reasons else nothing
+    return f"{count(seen.files.total(), 'row')}: {reasons}" if reasons else nothing
 
 
 def _what_next(reasons: Set[str]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from lakeupsert.cli.options import PartitionChoice, log_option, partition_option
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.errors import LakeupsertError, RefusedError
+from lakeupsert.phrases import count, short_list
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
@@ -54,8 +55,8 @@ def reconcile(call: Call, deep: bool, chosen: PartitionChoice, host: "HostName")
         by_counts = [p.partition for p in found.proof if p.balanced and not p.by_digest]
         if by_counts:
             warnings.append(
-                f"{output.count(len(by_counts), 'partition')} balanced by counts only, because their digests are not known yet: "
-                f"{output.short_list(by_counts)}"
+                f"{count(len(by_counts), 'partition')} balanced by counts only, because their digests are not known yet: "
+                f"{short_list(by_counts)}"
             )
         error = (
             _balance_error(table, found)
@@ -107,19 +108,19 @@ def _deep_facts(found: "ReconcileResult") -> list[output.Fact]:
     if deep is None:
         return []
     differ = [p for p, comparison in deep.partitions.items() if not comparison.equal]
-    files, rows = output.count(deep.files, "landing file"), output.count(deep.rows, "row")
-    equal = f"{len(deep.partitions) - len(differ):,} of {output.count(len(deep.partitions), 'partition')} equal"
+    files, rows = count(deep.files, "landing file"), count(deep.rows, "row")
+    equal = f"{len(deep.partitions) - len(differ):,} of {count(len(deep.partitions), 'partition')} equal"
     facts = [("recomputed", f"by DuckDB {deep.version} from {files} with {rows}: {equal}")]
     if differ:
-        facts.append(("differ", output.short_list(differ)))
+        facts.append(("differ", short_list(differ)))
     if others := _not_compared(found):
-        facts.append(("not compared", output.short_list(others)))
+        facts.append(("not compared", short_list(others)))
     return facts
 
 
 def _facts(found: "ReconcileResult") -> list[output.Fact]:
     facts = [
-        ("resent", output.count(found.resent, "message") if found.resent else "nothing"),
+        ("resent", count(found.resent, "message") if found.resent else "nothing"),
         ("published", f"snapshot {found.published}" if found.published is not None else "nothing new"),
     ]
     for label, name in (_FIGURES | _RARE).items():
@@ -127,7 +128,7 @@ def _facts(found: "ReconcileResult") -> list[output.Fact]:
         if total or label in _FIGURES:
             facts.append((label, f"{total:,}"))
     wrong: list[Proof] = found.unbalanced
-    facts.append(("balanced", f"{len(found.proof) - len(wrong):,} of {output.count(len(found.proof), 'partition')}"))
+    facts.append(("balanced", f"{len(found.proof) - len(wrong):,} of {count(len(found.proof), 'partition')}"))
     facts += _deep_facts(found)
     facts += [("wrong", f"{p.partition}: {p.difference}") for p in wrong]
     return facts
@@ -148,7 +149,7 @@ def _balance_error(table: "Table", found: "ReconcileResult") -> LakeupsertError 
     return RefusedError(
         "not-balanced",
         f"Table {table.name!r}: {first.partition}: {first.difference}."
-        + (f" {output.count(len(others), 'other partition')} do not balance either." if others else ""),
+        + (f" {count(len(others), 'other partition')} do not balance either." if others else ""),
         next=f"run `{rebuild_command(first.partition)}`, which rewrites it from landing files; or restore its files "
         "from a backup or from the versions that the bucket keeps",
         partition=first.partition,
@@ -162,7 +163,7 @@ def _missing_sources_error(table: "Table", found: "ReconcileResult") -> Lakeupse
     return RefusedError(
         "sources-gone",
         f"Table {table.name!r}: landing files are missing or have changed, for example {file} of batch {batch}. Partitions that "
-        f"these batches touch could not be recomputed (batches: {output.short_list([str(n) for n in found.gone])}). All other "
+        f"these batches touch could not be recomputed (batches: {short_list([str(n) for n in found.gone])}). All other "
         "partitions equal their landing files, and all rows are accounted for.",
         next="put these landing files back, or run `lakeupsert reconcile` without --deep",
     )

@@ -10,8 +10,7 @@ from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.program import main
 from lakeupsert.config import refuse_in_zones
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.phrases import no_folder
-from lakeupsert.report.numbers import size
+from lakeupsert.phrases import no_folder, size
 
 
 @main.command()

@@ -11,6 +11,7 @@ from lakeupsert.cli.problems import failed_partitions_error, lagging_error, publ
 from lakeupsert.cli.program import main
 from lakeupsert.cli.tables import for_each_table
 from lakeupsert.errors import RefusedError
+from lakeupsert.phrases import count
 from lakeupsert.report.attention import verdict
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def status(call: Call, watching: bool) -> Answer:
         error = None
         warnings = (*found.warnings, *publisher_warnings(found.publishers), *skipped_files_warning(table))
         dead = found.queue.dead if found.queue else 0
-        letters = output.count(dead, "dead letter")
+        letters = count(dead, "dead letter")
         if found.failed:
             error = failed_partitions_error(table, found.failed)
         elif found.lagging:
@@ -46,7 +47,7 @@ def status(call: Call, watching: bool) -> Answer:
             error = RefusedError(
                 "dead-letters",
                 f"Table {table.name!r}: {letters} (messages that failed at every attempt), and "
-                f"{output.count(found.dirty, 'partition')} still to merge.",
+                f"{count(found.dirty, 'partition')} still to merge.",
                 next="run `lakeupsert redrive`, which lists the reasons and returns the messages to the workers; if no worker "
                 "is running, then run `lakeupsert dedupe`",
             )

@@ -11,9 +11,8 @@ from lakeupsert import clock
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Call
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.phrases import without_controls
+from lakeupsert.phrases import count, when, without_controls
 from lakeupsert.report.attention import Level, verdict
-from lakeupsert.report.numbers import count
 
 if TYPE_CHECKING:
     from rich.panel import Panel
@@ -49,7 +48,7 @@ def watch(call: Call, tables: "Sequence[Table]") -> None:
 
     def draw() -> Group:
         found = {t.name: t.status() for t in tables}
-        end = f" {output.when(clock.now())}. Ctrl-C ends it."
+        end = f" {when(clock.now())}. Ctrl-C ends it."
         side_by_side = min(len(found), max(1, console.width // PANEL))
         panels = Group(
             Columns(

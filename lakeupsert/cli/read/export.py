@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import prepare_spark, read_host_option, snapshot_option, where_option
 from lakeupsert.cli.program import main
+from lakeupsert.phrases import count
 
 if TYPE_CHECKING:
     from lakeupsert.engine.by_name import HostName
@@ -52,5 +52,5 @@ def export(call: Call, target: str, snapshot: str, **options: "Unpack[ExportFlag
         progress(f"writing {target}")
         rows = table.export(target, snapshot="published" if chosen is None else chosen, **options)
         source = "there is no snapshot yet" if chosen is None else f"snapshot {chosen}"
-        text = f"{output.count(rows, 'row')} to {target} ({source})"
+        text = f"{count(rows, 'row')} to {target} ({source})"
         return Answer({"snapshot": chosen, "output": target, "rows": rows}, text)

@@ -8,6 +8,7 @@ from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import snapshot_option, where_option
 from lakeupsert.cli.program import main
 from lakeupsert.errors import RefusedError
+from lakeupsert.phrases import short_list
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
@@ -50,7 +51,7 @@ def _other_names(spec: "TableSpec", listed: Sequence["DataFile"]) -> Iterator[st
     if retyped:
         count = sum(bool(spec.conversions(file.renames)) for file in listed)
         yield (
-            f"{count:,} of {len(listed):,} files were written before a retype of {output.short_list(sorted(set(retyped)))} and "
+            f"{count:,} of {len(listed):,} files were written before a retype of {short_list(sorted(set(retyped)))} and "
             "still have the old values; `lakeupsert compact --full` converts them"
         )
     older = sum(bool(spec.changed_names(file.renames)) and not spec.keeps_names(file.renames) for file in listed)
@@ -61,7 +62,7 @@ def _other_names(spec: "TableSpec", listed: Sequence["DataFile"]) -> Iterator[st
         )
     if spec.names_written:
         names = [f"{name} is called {written}" for name, written in spec.names_written.items()]
-        yield f"files keep the first name of a renamed column, for engines that need one name: {output.short_list(names)}"
+        yield f"files keep the first name of a renamed column, for engines that need one name: {short_list(names)}"
 
 
 def _superseded_rows(table: "Table", files: int, total: int) -> RefusedError:

@@ -2,11 +2,11 @@
 
 import click
 
-from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import snapshot_option
 from lakeupsert.cli.program import main
 from lakeupsert.cli.rows import MOST_ROWS, output_options, rows_result, rows_text, write_rows
+from lakeupsert.phrases import count
 
 
 @main.command()
@@ -35,7 +35,7 @@ def query(call: Call, sql: str, target: str | None, overwrite: bool, snapshot: s
         result: dict[str, object] = {"snapshot": number, "columns": types, "output": target}
         if target is not None:
             written = write_rows(table, found, target, overwrite=overwrite)
-            return Answer({**result, "rows": None, "written": written}, f"{output.count(written, 'row')} to {target}")
+            return Answer({**result, "rows": None, "written": written}, f"{count(written, 'row')} to {target}")
         rows = first_rows(found, MOST_ROWS + 1)
         warnings: tuple[str, ...] = ()
         if rows.num_rows > MOST_ROWS:
@@ -43,5 +43,5 @@ def query(call: Call, sql: str, target: str | None, overwrite: bool, snapshot: s
             warnings = (
                 f"only the first {MOST_ROWS:,} rows are shown; --output FILE writes all of them, LIMIT takes fewer",
             )
-        text = f"{rows_text(rows)}\n({output.count(rows.num_rows, 'row')})"
+        text = f"{rows_text(rows)}\n({count(rows.num_rows, 'row')})"
         return Answer({**result, "rows": rows_result(rows), "written": None}, text, warnings)

@@ -4,6 +4,7 @@ from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import PartitionChoice, partitions_option
 from lakeupsert.cli.program import main
+from lakeupsert.phrases import count
 
 
 @main.command()
@@ -25,7 +26,7 @@ def redrive(call: Call, partitions: tuple[str, ...]) -> Answer:
             message, reason = letter.message, letter.reason.partition("\n")[0]
             facts += [
                 ("dead letter", f"{message.partition}, batch {message.batch}" if message else "unreadable"),
-                ("", f"after {output.count(letter.receives, 'attempt')}: {reason}"),
+                ("", f"after {count(letter.receives, 'attempt')}: {reason}"),
             ]
         facts += [
             ("redriven", f"{found.redriven:,}" if found.redriven else "none"),
@@ -35,7 +36,7 @@ def redrive(call: Call, partitions: tuple[str, ...]) -> Answer:
         warnings: tuple[str, ...] = ()
         if found.left and not partitions:
             warnings = (
-                f"{output.count(found.left, 'dead letter')} left in the queue: unreadable, or of no batch of this table",
+                f"{count(found.left, 'dead letter')} left in the queue: unreadable, or of no batch of this table",
             )
         return Answer(
             output.fields(found, "redriven", "dropped", "left"),

@@ -18,6 +18,7 @@ from lakeupsert.cli.options import (
 from lakeupsert.cli.problems import failed_partitions_error, failure_reasons, publish_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.errors import LakeupsertError, RefusedError
+from lakeupsert.phrases import count, short_list, size
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
@@ -83,9 +84,9 @@ def rewrite_answer(call: Call, table: "Table", rewrite: "ReprocessResult") -> An
     }
     if not plan.heads:
         return Answer(result, output.block(f"Table {table.name}", [("", "nothing to do: no partition matches")]))
-    read = f"{output.count(plan.files, 'file')}, {output.size(plan.bytes)}"
+    read = f"{count(plan.files, 'file')}, {size(plan.bytes)}"
     facts = [
-        ("partitions", f"{len(plan.heads):,}: {output.short_list(list(plan.heads))}"),
+        ("partitions", f"{len(plan.heads):,}: {short_list(list(plan.heads))}"),
         (
             plan.source,
             f"{read} of {len(plan.batches):,} batch{'' if len(plan.batches) == 1 else 'es'}" if plan.batches else read,
@@ -99,7 +100,7 @@ def rewrite_answer(call: Call, table: "Table", rewrite: "ReprocessResult") -> An
     failed = [partition for partition in published.failed if partition in published.waiting]
     if failed:
         warnings += (
-            f"newer batches of {output.count(len(failed), 'partition')} ({output.short_list(failed)}) failed to merge earlier; "
+            f"newer batches of {count(len(failed), 'partition')} ({short_list(failed)}) failed to merge earlier; "
             "`lakeupsert run` tries them again",
         )
     return Answer(
@@ -116,8 +117,8 @@ def _rewrite_error(call: Call, table: "Table", rewrite: "ReprocessResult") -> La
     if rewrite.left:
         return RefusedError(
             "not-reprocessed",
-            f"Table {table.name!r}: no worker rewrote {output.count(len(rewrite.left), 'partition')}, which did not change: "
-            f"{output.short_list(rewrite.left)}.",
+            f"Table {table.name!r}: no worker rewrote {count(len(rewrite.left), 'partition')}, which did not change: "
+            f"{short_list(rewrite.left)}.",
             data_changed=changed,
             next="run `lakeupsert redrive`, which reports why if they are dead letters; otherwise run the same command again",
             partition=rewrite.left[0],
@@ -128,8 +129,8 @@ def _rewrite_error(call: Call, table: "Table", rewrite: "ReprocessResult") -> La
     reason = held.message if held else f"Table {table.name!r}: batches after {published.batch} are not published yet."
     return RefusedError(
         "not-shown",
-        f"{reason} So readers still see the old files of {output.count(len(rewrite.unseen), 'partition')}, whose new files "
-        f"include newer batches: {output.short_list(rewrite.unseen)}.",
+        f"{reason} So readers still see the old files of {count(len(rewrite.unseen), 'partition')}, whose new files "
+        f"include newer batches: {short_list(rewrite.unseen)}.",
         data_changed=changed,
         next=held.next if held else "run `lakeupsert run`, which merges what no worker is merging, and publishes",
         partition=rewrite.unseen[0],

@@ -7,6 +7,7 @@ from lakeupsert.cli.every_night.dedupe import merge_answer
 from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.options import workers_option
 from lakeupsert.cli.program import main
+from lakeupsert.phrases import count
 
 
 @main.command()
@@ -37,19 +38,19 @@ def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
             facts += [
                 ("withdraws", _batches(plan.withdrawn)),
                 ("brings back", _batches(plan.brought_back)),
-                ("changes", output.count(len(plan.partitions), "partition")),
+                ("changes", count(len(plan.partitions), "partition")),
             ]
             if plan.rewritten:
-                several = output.count(len(plan.rewritten), "partition")
+                several = count(len(plan.rewritten), "partition")
                 facts.append(("", f"{several} of them for rows that a reprocess changed"))
         elif plan.unpublished:
-            unseen = output.count(len(plan.unpublished), "partition")
+            unseen = count(len(plan.unpublished), "partition")
             facts.append(("", f"the ledger is at this snapshot already, but readers still see {unseen} as before"))
         else:
             facts.append(("", "nothing to do: the table is at this snapshot already"))
             return Answer(result, output.block(f"Table {table.name}", facts))
         if plan.unfit:
-            which = f"{output.count(plan.unfit, 'value')} that a retype since does not convert: null"
+            which = f"{count(plan.unfit, 'value')} that a retype since does not convert: null"
             facts.append(("brings back", f"{which}, with a copy of the row in quarantine"))
         if not yes:
             facts.append(("", f"nothing was changed; `lakeupsert restore {to} --yes` does it"))
@@ -64,4 +65,4 @@ def _batches(rows: dict[int, int]) -> str:
     if not rows:
         return "no batch"
     batches = "batch" if len(rows) == 1 else "batches"
-    return f"{len(rows):,} {batches} ({min(rows)} to {max(rows)}, {output.count(sum(rows.values()), 'row')})"
+    return f"{len(rows):,} {batches} ({min(rows)} to {max(rows)}, {count(sum(rows.values()), 'row')})"

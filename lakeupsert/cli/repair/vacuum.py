@@ -5,6 +5,7 @@ import click
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.program import main
+from lakeupsert.phrases import count, size
 
 
 @main.command()
@@ -27,7 +28,7 @@ def vacuum(call: Call, yes: bool) -> Answer:
         facts += [
             (
                 "deleted" if yes else "would delete",
-                f"{output.count(len(sizes), 'object')}, {output.size(sum(sizes))}: {why}",
+                f"{count(len(sizes), 'object')}, {size(sum(sizes))}: {why}",
             )
             for why, sizes in sorted(sums.items())
         ]
@@ -47,4 +48,4 @@ def vacuum(call: Call, yes: bool) -> Answer:
 def _snapshots(numbers: tuple[int, ...]) -> str:
     if not numbers:
         return "no snapshot"
-    return f"{output.count(len(numbers), 'snapshot')} ({numbers[0]} to {numbers[-1]})"
+    return f"{count(len(numbers), 'snapshot')} ({numbers[0]} to {numbers[-1]})"

@@ -11,6 +11,7 @@ from lakeupsert.cli.options import prepare_spark, read_host_option
 from lakeupsert.cli.program import main
 from lakeupsert.config import canonical_address
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.phrases import count, size
 
 if TYPE_CHECKING:
     from lakeupsert.engine.by_name import HostName
@@ -49,16 +50,14 @@ def adopt(call: Call, path: str | None, host: "HostName") -> Answer:
         facts = [
             (
                 "adopted",
-                f"{output.count(found.files, 'file')}, {output.count(found.rows, 'row')}, {output.size(found.bytes)}",
+                f"{count(found.files, 'file')}, {count(found.rows, 'row')}, {size(found.bytes)}",
             ),
             ("partitions", f"{found.partitions:,}"),
             ("published", f"snapshot {found.snapshot}"),
         ]
         warnings = found.warnings
         if found.left:
-            warnings += (
-                f"not part of the table: {output.count(len(found.left), 'object')}, for example {found.left[0]}",
-            )
+            warnings += (f"not part of the table: {count(len(found.left), 'object')}, for example {found.left[0]}",)
         return Answer(
             output.fields(found, "files", "partitions", "rows", "bytes", "snapshot", "left"),
             output.block(f"Table {table.name}", facts),

@@ -7,6 +7,7 @@ from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.cli.program import main
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.phrases import count
 
 if TYPE_CHECKING:
     from lakeupsert.operations.doctor import Finding
@@ -34,7 +35,7 @@ def doctor(call: Call) -> Answer:
             first = problems[0]
             error = ConfigurationError(
                 "doctor-found-problems",
-                f"Table {table.name!r}: {output.count(len(problems), 'problem')}. {first.check}: {first.found}.",
+                f"Table {table.name!r}: {count(len(problems), 'problem')}. {first.check}: {first.found}.",
                 next=first.next or "see the findings",
             )
         result = {"findings": [dataclasses.asdict(finding) for finding in findings]}

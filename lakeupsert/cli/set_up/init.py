@@ -15,7 +15,7 @@ from lakeupsert.cli.set_up.settings_file import comments, plain, relative_path
 from lakeupsert.cli.set_up.translation import translation_file, translation_result, translation_text
 from lakeupsert.config import FILE_NAME, is_remote, parse, toml_key
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.report.numbers import count
+from lakeupsert.phrases import count
 
 if TYPE_CHECKING:
     from lakeupsert.operations.init.propose import Proposal

@@ -13,6 +13,7 @@ from lakeupsert.cli.problems import merge_error
 from lakeupsert.cli.program import main
 from lakeupsert.cli.rows import cell_text, cut_text, more_text, table_lines
 from lakeupsert.cli.set_up.aliasfile import plan_alias
+from lakeupsert.phrases import count
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
@@ -152,7 +153,7 @@ def _change_columns(
             return Answer(result, "\n".join(text), warnings)
         if found.quarantined:
             warnings += (
-                f"{output.count(found.quarantined, 'row')} with values that do not convert: a copy is in quarantine "
+                f"{count(found.quarantined, 'row')} with values that do not convert: a copy is in quarantine "
                 "(`lakeupsert quarantine --reason retyped`), and the column is null in them",
             )
         published = table.publish()
@@ -188,10 +189,10 @@ def _conversion_lines(change: "SchemaChange") -> Iterator[str]:
     was, becomes = map(type_name, found.change)
     yield ""
     yield f"  {found.column}: {was} to {becomes}"
-    yield f"  {output.count(found.converted, 'value')} {'converts' if found.converted == 1 else 'convert'}"
+    yield f"  {count(found.converted, 'value')} {'converts' if found.converted == 1 else 'convert'}"
     if not found.unfit:
         return
-    yield f"  {output.count(found.unfit, 'value')} {'does' if found.unfit == 1 else 'do'} not:"
+    yield f"  {count(found.unfit, 'value')} {'does' if found.unfit == 1 else 'do'} not:"
     yield ""
     shown = list(found.values.values())[:MOST_UNFIT]
     columns = [

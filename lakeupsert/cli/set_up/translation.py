@@ -4,9 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lakeupsert.cli.output import MOST_NAMES, block, columns, short_list, toml_value
+from lakeupsert.cli.output import block, columns, toml_value
 from lakeupsert.cli.set_up.settings_file import comments, plain, relative_path
 from lakeupsert.config import is_remote, toml_key
+from lakeupsert.phrases import MOST_NAMES, short_list
 
 if TYPE_CHECKING:
     from lakeupsert.operations.init.translation import Setting, Translation, Value

@@ -19,7 +19,7 @@ from lakeupsert.cli.set_up.init import file_text
 from lakeupsert.cli.set_up.settings_file import plain
 from lakeupsert.config import FILE_NAME, TableSettings, parse
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.report.numbers import count, size
+from lakeupsert.phrases import count, size
 
 if TYPE_CHECKING:
     from lakeupsert.operations.init.propose import Proposal
