@@ -47,11 +47,10 @@ def rows_result(rows: "pa.Table") -> list[dict[str, object]]:
 
 def rows_text(rows: "pa.Table") -> str:
     """A line for each row; on a terminal that is too narrow a block for each row, with a line for each value."""
-    import pyarrow as pa
+    from lakeupsert.table.types import is_number  # imports Arrow
 
-    t = pa.types
     cells = [[cell_text(value) for value in column] for column in _values(rows)]
-    right = [t.is_integer(x) or t.is_floating(x) or t.is_decimal(x) for x in rows.schema.types]
+    right = list(map(is_number, rows.schema.types))
     lines = table_lines(rows.schema.names, [[cut_text(cell) for cell in column] for column in cells], right)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     if width is None or max(map(len, lines)) <= width:

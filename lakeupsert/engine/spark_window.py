@@ -50,6 +50,7 @@ from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.roles import Ordering
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
+from lakeupsert.table.types import is_binary, is_text
 
 _ARRIVAL = ("age", "file", "place")
 _DECIDED = ["unit", "source", "row", "deleted", "hash", "error", "nth", "begins", "known", "killed_by", "lacked"]
@@ -360,9 +361,9 @@ def _comparable(spec: TableSpec, name: str) -> tuple[str, Callable[[ArrowColumn]
         return "double", to(pa.float64())
     if t.is_boolean(type_):
         return "boolean", to(pa.bool_())
-    if t.is_string(type_) or t.is_large_string(type_):
+    if is_text(type_):
         return "string", to(pa.string())
-    if t.is_binary(type_) or t.is_large_binary(type_) or t.is_fixed_size_binary(type_):
+    if is_binary(type_):
         return "binary", to(pa.binary())
     if t.is_decimal(type_) and type_.precision <= 38:
         return f"decimal({type_.precision},{type_.scale})", to(pa.decimal128(type_.precision, type_.scale))

@@ -18,6 +18,7 @@ from lakeupsert.landing.refusals import Refusals
 from lakeupsert.rows.arrays import Mask
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.types import is_number, is_text
 
 _ZERO = r"^(0*(\.0+)?|false|\{\}|\[\]|A+=*|P0Y0M0DT0H0M0S|00:00:00(\.0+)?Z?|1970-01-01(Z|[T ]00:00:00(\.0+)?Z?)?)$"
 """The same values as text: of numbers, decimals in base64, dates and times; and empty objects and lists."""
@@ -39,14 +40,14 @@ def find_hollow_deletes(columns: Mapping[str, pa.Array], is_delete: Mask, spec: 
 def drop_empty_texts(columns: dict[str, pa.Array], is_delete: Mask, spec: TableSpec) -> None:
     """Let deletes by the key name no partition by an empty text, which no folder can have."""
     for name in spec.partition_by if spec.takes_key_alone else ():
-        if pa.types.is_string(columns[name].type) or pa.types.is_large_string(columns[name].type):
+        if is_text(columns[name].type):
             empty = is_delete & as_mask(pc.equal(columns[name], "").fill_null(False))
             columns[name] = pc.if_else(pa.array(empty), None, columns[name])
 
 
 def _is_zero(column: pa.Array) -> Mask:
     t, type_ = pa.types, column.type
-    if t.is_string(type_) or t.is_large_string(type_):
+    if is_text(type_):
         return as_mask(pc.match_substring_regex(column, _ZERO))
     if t.is_boolean(type_):
         return as_mask(pc.invert(column))
@@ -54,7 +55,7 @@ def _is_zero(column: pa.Array) -> Mask:
         column = column.view(pa.int32())
     elif t.is_temporal(type_):
         column = column.view(pa.int64())
-    elif not (t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_)):
+    elif not is_number(type_):
         return as_mask(column.is_valid())  # bytes and nested values say nothing
     return as_mask(pc.equal(column.cast(pa.float64(), safe=False), 0.0))
 

@@ -9,7 +9,9 @@ from typing import Literal
 import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.rows.leaves import leaf_types
 from lakeupsert.table.spec import TableSpec, field_id
+from lakeupsert.table.types import is_list
 
 Json = str | int | None | Mapping[str, "Json"] | list["Json"]
 NaiveTime = Literal["timestamp_ntz", "timestamp"]
@@ -80,7 +82,7 @@ class DeltaSchema:
             return f"decimal({type_.precision},{type_.scale})" if fits else None
         if t.is_struct(type_):
             return self._struct(type_) if all(self._type(field.type) for field in type_) else None
-        if t.is_list(type_) or t.is_large_list(type_):
+        if is_list(type_):
             element = self._type(type_.value_type)
             return element and {"type": "array", "elementType": element, "containsNull": True}
         if t.is_map(type_):
@@ -91,5 +93,5 @@ class DeltaSchema:
 
 def has_naive_times(types: Sequence[pa.DataType]) -> bool:
     """Whether a type is, or has in it, a time without a zone."""
-    inner = ([type_.field(i).type for i in range(type_.num_fields)] for type_ in types if pa.types.is_nested(type_))
-    return any(pa.types.is_timestamp(type_) and not type_.tz for type_ in types) or any(map(has_naive_times, inner))
+    leaves = (leaf for type_ in types for leaf in leaf_types(type_))
+    return any(pa.types.is_timestamp(leaf) and not leaf.tz for leaf in leaves)

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from lakeupsert.table.types import is_list
+
 _NAMES = {
     pa.string(): "string",
     pa.large_string(): "string",
@@ -52,7 +54,7 @@ def _type(type_: pa.DataType) -> str | None:
         fields = [(field.name, _type(field.type)) for field in type_]
         fits = all(_FIELD.fullmatch(name) and kind for name, kind in fields)
         return f"struct<{','.join(f'{name.lower()}:{kind}' for name, kind in fields)}>" if fits and fields else None
-    if (t.is_list(type_) or t.is_large_list(type_)) and (element := _type(type_.value_type)):
+    if is_list(type_) and (element := _type(type_.value_type)):
         return f"array<{element}>"
     if t.is_map(type_) and (key := _type(type_.key_type)) and (value := _type(type_.item_type)):
         return f"map<{key},{value}>"

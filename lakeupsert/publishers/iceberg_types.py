@@ -32,6 +32,7 @@ from pyiceberg.types import (
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.table.manifest import Bound, DataFile
 from lakeupsert.table.spec import TableSpec, field_id
+from lakeupsert.table.types import is_list
 
 UNFIT = "unfit-for-iceberg"
 _SIGNED = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
@@ -146,7 +147,7 @@ def _type(type_: pa.DataType) -> IcebergType | None:
         inner = [(field, _type(field.type)) for field in type_]
         fields = [NestedField(field_id(field), field.name, fit, required=False) for field, fit in inner if fit]
         return StructType(*fields) if len(fields) == len(inner) else None
-    if t.is_list(type_) or t.is_large_list(type_):
+    if is_list(type_):
         element = _type(type_.value_type)
         return element and ListType(field_id(type_.value_field), element, element_required=False)
     if t.is_map(type_):

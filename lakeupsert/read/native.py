@@ -20,6 +20,7 @@ from lakeupsert.read.where import ArrowTerms, parse_where
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.table.layout import TableObjects, partition_texts
 from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.types import is_list
 
 _PATTERN = set("*?[{=")
 """Characters of a path below which engines would look for other files or partition columns."""
@@ -103,7 +104,7 @@ def _unfit(spec: TableSpec) -> str | None:
 
 def _is_plain(kind: pa.DataType) -> bool:
     t = pa.types
-    if t.is_list(kind) or t.is_large_list(kind):
+    if is_list(kind):
         return _is_plain(kind.value_type)
     if t.is_struct(kind):
         return kind.num_fields > 0 and all(_is_plain(field.type) for field in kind)

@@ -16,6 +16,7 @@ from lakeupsert.read.arrow import reader_schema
 from lakeupsert.read.duckdb import RowStream, identifier, literal, relation_of, to_duckdb
 from lakeupsert.read.native import files_to_scan, require
 from lakeupsert.read.view import View
+from lakeupsert.table.types import is_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,9 +155,7 @@ def _with_text(sql: str, parsed: object, schema: pa.Schema) -> str:
 
     DuckDB would convert the column instead: `01` would equal 1, and `A17` would be an error.
     """
-    texts = {
-        field.name.lower() for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
-    }
+    texts = {field.name.lower() for field in schema if is_text(field.type)}
     numbers = set()
     for node in nodes(parsed):
         sides = [node.get("left"), node.get("right"), *node.get("children", ())] if node.get("type") in _EQUAL else []

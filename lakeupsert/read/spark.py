@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.types import is_binary, is_fixed_size_binary, is_large_binary
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as s
@@ -37,7 +36,7 @@ from lakeupsert.rows.tojson import to_json_values
 from lakeupsert.storage import azureaccount
 from lakeupsert.table.layout import DATA, TableObjects, partition_texts
 from lakeupsert.table.spec import BATCH, DELETE_FLAG, RECEIVED_AT
-from lakeupsert.table.types import normalize
+from lakeupsert.table.types import is_binary, is_list, is_number, normalize
 
 BLOCK = 1024
 """Rows in a block, which Spark looks up at once. More: a lone superseded row takes more memory. Less: adjacent rows are looked up
@@ -236,9 +235,9 @@ def _readable(now: pa.DataType, stored: pa.DataType) -> pa.DataType:
         return pa.struct([x.with_type(_readable(x.type, own.get(x.name, x.type))) for x in now])
     if t.is_map(now):
         return pa.map_(now.key_type, _readable(now.item_type, stored.item_type))
-    if t.is_list(now) or t.is_large_list(now):
+    if is_list(now):
         return pa.list_(_readable(now.value_type, stored.value_type))
-    return stored if t.is_integer(now) or t.is_floating(now) or t.is_decimal(now) else now
+    return stored if is_number(now) else now
 
 
 def _scan(spark: SparkSession, view: View, reader: DataFrameReader, files: Sequence[ViewFile]) -> DataFrame:
@@ -362,7 +361,7 @@ class SparkTerms:
 
     def literal(self, value: pa.Scalar) -> Column:
         t = value.type
-        if is_binary(t) or is_large_binary(t) or is_fixed_size_binary(t):
+        if is_binary(t):
             return f.lit(value.as_py())
         return f.lit(str(to_json_values(pa.repeat(value, 1))[0])).cast(spark_type(t, ""))
 
@@ -411,7 +410,7 @@ def spark_type(type_: pa.DataType, column: str) -> s.DataType:
         return s.DecimalType(type_.precision, type_.scale)
     if t.is_timestamp(type_) and type_.unit != "ns":
         return s.TimestampType() if type_.tz else s.TimestampNTZType()
-    if t.is_list(type_) or t.is_large_list(type_) or t.is_fixed_size_list(type_):
+    if is_list(type_) or t.is_fixed_size_list(type_):
         return s.ArrayType(spark_type(type_.value_type, column))
     if t.is_map(type_):
         return s.MapType(spark_type(type_.key_type, column), spark_type(type_.item_type, column))

@@ -22,6 +22,7 @@ from sqlglot import exp
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.rows.convert import convert
 from lakeupsert.table.spec import VERSION_FIELDS
+from lakeupsert.table.types import is_number, is_text
 
 
 class Expression(Protocol):
@@ -247,7 +248,7 @@ class _Translator:
         return (_COMPARE[kind](column, value) & ~nan & ~value_nan) | both[kind]
 
     def _like(self, field: pa.Field, pattern: str) -> Expression:
-        if not _is_text(field.type):
+        if not is_text(field.type):
             raise _unfit_filter(self._where, f"LIKE takes text, and {field.name!r} is {field.type}")
         if "\\" in re.sub(r"\\[\\%_]", "", pattern):
             raise _unfit_filter(self._where, f"in {pattern!r}, `\\` must stand before `%`, `_` or another `\\`")
@@ -294,8 +295,8 @@ class _Translator:
         if isinstance(node, exp.Boolean):
             text, fits = str(node.this).lower(), t.is_boolean(type_)
         elif isinstance(number, exp.Literal) and not number.is_string:
-            text, fits = sign + number.this, t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_)
-            if equal and _is_text(type_) and number.is_int:
+            text, fits = sign + number.this, is_number(type_)
+            if equal and is_text(type_) and number.is_int:
                 text, fits = str(int(text)), True
         else:
             raise self._no_literal(node, field)
@@ -311,16 +312,12 @@ class _Translator:
         return _unfit_filter(self._where, f"{text!r} is not a literal")
 
     def _unfit_literal(self, text: str, field: pa.Field) -> ConfigurationError:
-        hint = "; write text in quotes" if _is_text(field.type) else ""
+        hint = "; write text in quotes" if is_text(field.type) else ""
         hint = "; write dates in quotes, for example '2024-03-01'" if pa.types.is_temporal(field.type) else hint
         return _unfit_filter(self._where, f"{text!r} is not a valid {field.type}, the type of {field.name!r}{hint}")
 
     def _unsupported(self, node: _Node) -> ConfigurationError:
         return _unfit_filter(self._where, f"{node.sql()!r} is not supported here")
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
 def of_versions(name: str) -> str:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.leaves import decode, leaf_types, rows_with
 from lakeupsert.table.spec import TypeChange
-from lakeupsert.table.types import normalize
+from lakeupsert.table.types import is_binary, is_text, normalize
 
 Converted = tuple[pa.Array, Mask]
 """Converted values, and which are bad: the type can't hold them, and they are null."""
@@ -135,14 +135,14 @@ def as_mask(condition: Column) -> Mask:
 def _family(type_: pa.DataType) -> str:
     t = pa.types
     for name, is_one in (
-        ("text", lambda x: t.is_string(x) or t.is_large_string(x)),
+        ("text", is_text),
         ("int", t.is_integer),
         ("float", t.is_floating),
         ("decimal", t.is_decimal),
         ("date", t.is_date),
         ("timestamp", t.is_timestamp),
         ("bool", t.is_boolean),
-        ("binary", lambda x: t.is_binary(x) or t.is_large_binary(x) or t.is_fixed_size_binary(x)),
+        ("binary", is_binary),
         ("time", t.is_time),
         ("nested", t.is_nested),
     ):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from lakeupsert.table.manifest import Bound, ColumnStatistics
 from lakeupsert.table.spec import BATCH, TableSpec, field_id
-from lakeupsert.table.types import leaves
+from lakeupsert.table.types import is_text, leaves
 
 MOST_COLUMNS = 32
 """Columns of a file that have statistics. More: manifests and Delta logs grow, and every reader and publish reads them. Less: a
@@ -100,7 +100,7 @@ def _bounds_of(type_: pa.DataType) -> Callable[[_Chunks], _Bounds] | None:
         return partial(_raw_bounds, scale=1000 if type_.unit in ("s", "ms") else 1)  # Parquet has no seconds
     if t.is_date32(type_):
         return _raw_bounds
-    if t.is_string(type_) or t.is_large_string(type_):
+    if is_text(type_):
         return _text_bounds
     if t.is_decimal(type_):
         return _decimal_bounds

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lakeupsert.rows.arrays import Indices
+from lakeupsert.table.types import is_binary, is_text
 
 Words = NDArray[np.uint64]
 """One 64-bit word of each of n values."""
@@ -62,11 +63,7 @@ def _number(type_: pa.DataType) -> tuple[int, str]:
 @lru_cache
 def is_bytes(type_: pa.DataType) -> bool:
     """Whether values of the type are text or binary."""
-    t = pa.types
-    return bool(
-        t.is_string(type_) or t.is_large_string(type_)
-        or t.is_binary(type_) or t.is_large_binary(type_) or t.is_fixed_size_binary(type_)
-    )  # fmt: skip
+    return is_text(type_) or is_binary(type_)
 
 
 def texts_of(array: pa.Array) -> Texts:

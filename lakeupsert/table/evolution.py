@@ -23,7 +23,7 @@ from lakeupsert.table.spec import (
     TypeChange,
     field_id,
 )
-from lakeupsert.table.types import normalize, type_name, widen
+from lakeupsert.table.types import normalize, type_name, widen, with_fields
 
 
 def evolve(spec: TableSpec, schema: pa.Schema) -> TableSpec:
@@ -256,18 +256,7 @@ class Numbering:
         return pa.field(field.name, self.type(normalize(field.type)), nullable=True, metadata=metadata)
 
     def type(self, type_: pa.DataType) -> pa.DataType:
-        t = pa.types
-        if t.is_list(type_):
-            return pa.list_(self._child(type_.value_field))
-        if t.is_large_list(type_):
-            return pa.large_list(self._child(type_.value_field))
-        if t.is_fixed_size_list(type_):
-            return pa.list_(self._child(type_.value_field), type_.list_size)
-        if t.is_map(type_):
-            return pa.map_(self._child(type_.key_field), self._child(type_.item_field), type_.keys_sorted)
-        if t.is_struct(type_):
-            return pa.struct([self._child(f) for f in type_])
-        return type_
+        return with_fields(type_, self._child)
 
     def _child(self, field: pa.Field) -> pa.Field:
         metadata = field.metadata or {FIELD_ID: str(self._next()).encode()}

@@ -1,6 +1,7 @@
 """Column types: their names in Spark SQL and Arrow, how they widen, and what each may be used for."""
 
 import re
+from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -61,6 +62,25 @@ def type_name(type_: pa.DataType) -> str:
     return next((name for name, named in _NAMES.items() if named.equals(type_)), str(type_))
 
 
+def is_number(type_: pa.DataType) -> bool:
+    t = pa.types
+    return bool(t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_))
+
+
+def is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def is_binary(type_: pa.DataType) -> bool:
+    t = pa.types
+    return bool(t.is_binary(type_) or t.is_large_binary(type_) or t.is_fixed_size_binary(type_))
+
+
+def is_list(type_: pa.DataType) -> bool:
+    """Whether it is a list of any length."""
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+
+
 def normalize(type_: pa.DataType) -> pa.DataType:
     """The type in which a table stores a landing column: without encodings, nested fields nullable. It holds the same values."""
     t = pa.types
@@ -70,21 +90,22 @@ def normalize(type_: pa.DataType) -> pa.DataType:
         return pa.string()  # pyarrow's filter and take have no kernels for views
     if t.is_binary_view(type_):
         return pa.binary()
+    return with_fields(type_, lambda field: pa.field(field.name, normalize(field.type), nullable=True))
+
+
+def with_fields(type_: pa.DataType, changed: Callable[[pa.Field], pa.Field]) -> pa.DataType:
+    """A type with its own fields changed, views as lists; one without fields as it is. A map's key is never nullable."""
+    t = pa.types
     if t.is_list(type_) or t.is_list_view(type_):
-        return pa.list_(_nullable(type_.value_field))
+        return pa.list_(changed(type_.value_field))
     if t.is_large_list(type_) or t.is_large_list_view(type_):
-        return pa.large_list(_nullable(type_.value_field))
+        return pa.large_list(changed(type_.value_field))
     if t.is_fixed_size_list(type_):
-        return pa.list_(_nullable(type_.value_field), type_.list_size)
+        return pa.list_(changed(type_.value_field), type_.list_size)
     if t.is_map(type_):
-        return pa.map_(normalize(type_.key_type), _nullable(type_.item_field), type_.keys_sorted)
-    if t.is_struct(type_):
-        return pa.struct([_nullable(f) for f in type_])
-    return type_
-
-
-def _nullable(field: pa.Field) -> pa.Field:
-    return pa.field(field.name, normalize(field.type), nullable=True)
+        key = changed(type_.key_field).with_name("key").with_nullable(False)
+        return pa.map_(key, changed(type_.item_field), type_.keys_sorted)
+    return pa.struct([changed(f) for f in type_]) if t.is_struct(type_) else type_
 
 
 _SIGNED = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
@@ -147,10 +168,8 @@ def _bare(type_: pa.DataType) -> pa.DataType:
 
 def is_key_type(t: pa.DataType) -> bool:
     p = pa.types
-    return bool(
-        p.is_integer(t) or p.is_decimal(t) or p.is_string(t) or p.is_large_string(t) or p.is_date(t) or p.is_timestamp(t)
-        or p.is_boolean(t) or p.is_binary(t) or p.is_large_binary(t) or p.is_fixed_size_binary(t)
-    )  # fmt: skip
+    is_moment = p.is_date(t) or p.is_timestamp(t)
+    return bool(p.is_integer(t) or p.is_decimal(t) or p.is_boolean(t) or is_moment or is_text(t) or is_binary(t))
 
 
 def is_order_type(t: pa.DataType) -> bool:
@@ -159,7 +178,7 @@ def is_order_type(t: pa.DataType) -> bool:
 
 def is_partition_type(t: pa.DataType) -> bool:
     p = pa.types
-    return bool(p.is_date32(t) or p.is_string(t) or p.is_large_string(t) or p.is_integer(t) or p.is_boolean(t))
+    return bool(p.is_date32(t) or p.is_integer(t) or p.is_boolean(t) or is_text(t))
 
 
 def leaves(path: str, type_: pa.DataType) -> list[str]:

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from lakeupsert.landing.formats.dominant import DominantType
-from lakeupsert.landing.formats.inference import FROM_TEXT, convert_text, infer_type, is_number, with_points
+from lakeupsert.landing.formats.inference import FROM_TEXT, convert_text, infer_type, with_points
 from lakeupsert.landing.formats.lines import TextLines
 from lakeupsert.rows.arrays import Indices, Mask, Rows
 from lakeupsert.rows.convert import Converted, as_mask, convert
 from lakeupsert.rows.datafiles import to_bytes
 from lakeupsert.rows.tojson import to_json_values
 from lakeupsert.storage import DamagedObjectError, NotFoundError, ObjectInfo
-from lakeupsert.table.types import normalize
+from lakeupsert.table.types import is_number, normalize
 
 BLOCK_ROWS = 1 << 16
 """Most rows in a block of a typed file. More rows mean fewer and larger kernel calls, and more memory."""

@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from lakeupsert.landing.formats.inference import convert_text, is_number, is_text
+from lakeupsert.landing.formats.inference import convert_text
 from lakeupsert.landing.formats.nested import nulls
 from lakeupsert.landing.formats.unavailable import is_unavailable
 from lakeupsert.rows.arrays import Mask
 from lakeupsert.rows.convert import Converted, convert
+from lakeupsert.table.types import is_number, is_text
 
 Schema = Mapping[str, Any]  # decoded JSON of any kind
 Values = Sequence[Any]

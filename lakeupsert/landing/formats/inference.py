@@ -33,15 +33,6 @@ THOUSANDS = r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+,\d*"
 """1.234,50: here the points can only separate thousands."""
 
 
-def is_number(type_: pa.DataType) -> bool:
-    t = pa.types
-    return bool(t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_))
-
-
-def is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
-
-
 def with_points(text: Column) -> Column:
     """Text in which numbers have a decimal comma, with points in these numbers. 1.234,50 becomes 1234.50. 1.5 and 1.234,
     which are no numbers there, become 1,5 and 1,234."""

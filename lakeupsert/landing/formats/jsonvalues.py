@@ -15,11 +15,12 @@ from lakeupsert.landing.formats import dominant
 from lakeupsert.landing.formats.connect import Encoded
 from lakeupsert.landing.formats.dominant import DominantType, Example
 from lakeupsert.landing.formats.envelopes import Row
-from lakeupsert.landing.formats.inference import TEMPORAL, convert_text, infer_type, is_text, unify
+from lakeupsert.landing.formats.inference import TEMPORAL, convert_text, infer_type, unify
 from lakeupsert.landing.formats.nested import flatten, lengths, nulls, offsets
 from lakeupsert.landing.formats.unavailable import is_unavailable
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.convert import Converted, convert
+from lakeupsert.table.types import is_list, is_number, is_text
 
 _DEEPEST = 20
 """Levels of lists and objects that become a type. Values nested deeper are stored as JSON text."""
@@ -70,8 +71,7 @@ def _from_number(values: Sequence[_Number | None], type_: pa.DataType) -> Conver
 
 
 def _from_digits(values: Sequence[str | None], type_: pa.DataType) -> Converted:
-    t = pa.types
-    takes = t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_) or is_text(type_)
+    takes = is_number(type_) or is_text(type_)
     return convert(pa.array(values, pa.string()), type_) if takes else _all_bad(values, type_)
 
 
@@ -84,8 +84,7 @@ def _from_object(values: Sequence[Row | None], type_: pa.DataType) -> Converted:
 
 
 def _from_list(values: Sequence[list[object] | None], type_: pa.DataType) -> Converted:
-    t = pa.types
-    lists = t.is_list(type_) or t.is_large_list(type_) or t.is_fixed_size_list(type_)
+    lists = is_list(type_) or pa.types.is_fixed_size_list(type_)
     return _list(values, type_) if lists else _json_text(values, type_)
 
 
@@ -243,7 +242,7 @@ def with_new_fields(values: Sequence[object], type_: pa.DataType) -> pa.DataType
         for name in dict.fromkeys(chain.from_iterable(objects)):
             types[name] = types.get(name) or infer_values([v.get(name) for v in objects], depth=1)
         return pa.struct(list(types.items()))
-    if t.is_list(type_) or t.is_large_list(type_):
+    if is_list(type_):
         kind = pa.list_ if t.is_list(type_) else pa.large_list
         return kind(with_new_fields(flatten([v for v in values if type(v) is list]), type_.value_type))
     if t.is_map(type_):

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.rows.arrays import Mask
 from lakeupsert.rows.convert import as_mask, convert
+from lakeupsert.table.types import is_list
 
 PLACEHOLDER = "__debezium_unavailable_value"
 _BYTES = PLACEHOLDER.encode()
@@ -41,7 +42,7 @@ def find_unavailable(column: pa.Array) -> Mask:
     t, type_ = pa.types, column.type
     if _is_text(type_):
         return _is_among(column, UNAVAILABLE)
-    if t.is_list(type_) or t.is_large_list(type_) or t.is_fixed_size_list(type_):
+    if is_list(type_) or t.is_fixed_size_list(type_):
         return _find_lists(column, type_.value_type)
     if t.is_map(type_) and type_.key_type == type_.item_type == pa.string():
         single: Mask = np.diff(column.offsets.to_numpy()) == 1

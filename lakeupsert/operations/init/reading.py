@@ -27,7 +27,7 @@ from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.csvfile import Csv, choose_dialect
 from lakeupsert.landing.formats.envelopes import TABLE_NAMES
 from lakeupsert.landing.formats.escapes import LETTERS
-from lakeupsert.landing.formats.inference import FROM_TEXT, THOUSANDS, fits, is_number, with_points
+from lakeupsert.landing.formats.inference import FROM_TEXT, THOUSANDS, fits, with_points
 from lakeupsert.landing.formats.registry import format_of
 from lakeupsert.landing.glimpse import read_head
 from lakeupsert.operations.init.dates import MOST, choose_formats, formats_that_fit
@@ -38,6 +38,7 @@ from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectReader
 from lakeupsert.table.misnamed import describe_separator, find_envelope, find_typo
+from lakeupsert.table.types import is_number
 
 _HEAD_BYTES = 1 << 16
 """Of each CSV file, for the sniffer."""

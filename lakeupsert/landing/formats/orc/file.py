@@ -20,13 +20,12 @@ from lakeupsert.landing.formats.blocks import (
     select_names,
     unreadable_if_damaged,
 )
-from lakeupsert.landing.formats.inference import is_number
 from lakeupsert.landing.formats.orc.footer import OrcFooter, read_footer
 from lakeupsert.landing.formats.orc.zones import corrections
 from lakeupsert.rows.calendar import change_of, dates
 from lakeupsert.rows.convert import Converted, convert
 from lakeupsert.rows.leaves import Change, decode, map_leaves
-from lakeupsert.table.types import normalize
+from lakeupsert.table.types import is_number, normalize
 
 _DAMAGED = (ValueError, IndexError, EOFError, OverflowError)
 _SPARK_TYPE = b"spark.sql.catalyst.type"
