@@ -1,4 +1,7 @@
-"""The ledger: one entry per batch. Phase one commits a batch by appending its entry. A chain; never trimmed."""
+"""The ledger: one entry per batch. Phase one commits a batch by appending its entry. A chain; never trimmed.
+
+docs/FORMAT.md, "Ledger entry", says what each field of an entry means.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,20 +52,7 @@ class LandingFile(SeenFile, frozen=True, kw_only=True):
 
 
 class Touched(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a batch brings to one partition.
-
-    Attributes:
-        files: each has one row per key, sorted by key within a piece.
-        rows: accepted rows.
-        superseded: how many of them lost to another row of the batch. If keys are unique across partitions, also those that lost
-            to a row of another partition. Nobody reads these rows.
-        moved: how many of them did not land: `append` wrote them for keys that moved from one partition to another.
-        followed: how many of those are rows and deletes that followed a key. The others are deletes that moving keys left behind.
-        extract: the ledger number of a full extract whose scope has the partition, stored or not. Its order is the floor of the
-            partition as long as it has none of its own. None: there is no such extract.
-        digest: of all these rows. None: not known, because these are adopted files that were not read yet.
-        superseded_digest: of the rows that lost; None: not known.
-    """
+    """What a batch brings to one partition. Each of the files has one row per key, sorted by key within a piece."""
 
     files: tuple[DataFile, ...]
     rows: int
@@ -114,12 +104,7 @@ HostName = Literal["spark", "local"]
 
 
 class ChosenHost(msgspec.Struct, frozen=True, kw_only=True):
-    """Where landing files are read, and what decided that (ADR 0037).
-
-    Attributes:
-        landing_bytes: what decided, the landing bytes of the night; None: the caller named the host.
-        missing: why Spark could not run here although there are many ``landing_bytes``; None: it could, or was not needed.
-    """
+    """Where landing files are read, and what decided that (ADR 0037)."""
 
     name: HostName
     landing_bytes: int | None
@@ -140,15 +125,7 @@ Scope = Literal["table", "partitions"]
 
 
 class FullExtract(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The batch contains all rows that its source has in its partitions. Keys that it lacks are deleted there.
-
-    Attributes:
-        scope: ``table``: it touches every partition of the table; ``partitions``: only those that its rows are in, and those
-            that differ from these in nothing but a hash. Partitions of the scope that come later have its floor, too.
-        within: for scope ``partitions``, if there are partitions by hash: the names of its partitions without the hashes.
-        order: the greatest order of its rows (see `rows.floor`). Rows of missing keys are deleted up to that order.
-        replaces: there, nothing of earlier batches counts any more, whatever its order (`full_extract` at its append).
-    """
+    """The batch contains all rows that its source has in its partitions. Keys that it lacks are deleted there."""
 
     scope: Scope
     order: str
@@ -161,15 +138,7 @@ LONGEST_STATEMENT = 200
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The `update` or `delete` that made a batch of rows that the table had (ADR 0041).
-
-    Attributes:
-        set: for an update, the expression of each column that it sets, in DuckDB's SQL; empty for a delete.
-        where: the filter of its rows; None: all rows of its keys.
-        keys: SHA-256 of the list of keys that it was given; None without one.
-        seen: the last ledger entry whose rows it saw, in every partition that it touches.
-        objects: the packs with its rows. No landing file has these, so vacuum keeps them.
-    """
+    """The `update` or `delete` that made a batch of rows that the table had (ADR 0041)."""
 
     set: dict[str, str] = {}
     where: str | None = None
@@ -193,47 +162,7 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One number of the ledger.
-
-    Attributes:
-        kind: ``create`` (number 0, with the adopted files), ``batch``, ``restore``, ``fence``, or ``schema``: the spec
-            ``spec_version`` renames, drops or retypes columns.
-        batch_id: the client's name for the batch. A second batch with the same id is refused, or is this one.
-        received_at: the batch's receipt stamp in microseconds since 1970 UTC, greater than those of all earlier entries.
-        files: the landing files, in the order that ranks their rows.
-        reading: how rows were read from these files, now and whenever the batch is read again. None without landing files.
-        quarantined: refused rows by reason. Those of a schema entry or a restore are copies of stored rows in which a retyped
-            column is null from then on; they count in ``rows_read``.
-        seen: files that an earlier entry took and that landed again, unchanged, under another etag. They are not loaded again.
-            Also the unreadable ones of ``files``, which have no ``sha256`` there, with their content.
-        replayed: quarantine files that the batch loaded instead of landing files, in the order that ranks their rows (ADR 0010).
-        statement: the update or delete that the batch is from, instead of landing files.
-        fence: only for kind fence. An append that started when the ledger had this many entries or fewer can't commit behind
-            the fence, because a vacuum may have deleted its files. A restore gives up at any fence, because its snapshot may
-            have expired.
-        full: set if the batch was declared to be a full extract.
-        retention: how long the merge of this batch keeps deleted keys known, in microseconds (`tombstone_retention` at its
-            append). None: for ever.
-        operations: whether a landing file had the delete rule's column. None if there is no such rule or no row.
-        keys: what the batch changes in the key index, if keys are unique across partitions.
-        unknown_deletes: how many deletes brought the key alone, of keys that no record had come for.
-        orphans: how many of the quarantined rows were stored: updates by the key alone, of which a late delete left no row. They
-            count in ``rows_read``.
-        snapshot: the newest snapshot that the writer saw; None if there was none. If the newest snapshot is older than this one,
-            newer ones were lost.
-        hollow_deletes: deletes that bring nothing but their key, with invented values in all other columns (`landing.unsent`).
-        incomplete_creates: rows that began with a value that the source did not send, so it is null (`mode = "columns"`).
-        contrary: how many rows have another value in a column than their file's folder says, by column.
-        positions: `__log_position` of first snapshots of Debezium for PostgreSQL in its files, and the lowest after a commit.
-        versions: of Singer's messages, the lowest version of the rows of each stream, or -1 if some have none. None in entries
-            without such messages.
-        skipped: messages of its files that hold no row, by their kind, for example ``tombstone``. They are not in ``rows_read``.
-        host: where the landing files were read. None in entries without landing files.
-        clock_ahead: by how many microseconds the writer's clock, and so ``received_at``, was ahead of the store's, if that was
-            more than five minutes; else 0. Which orders are in the future was decided by the store's clock.
-        index: the key index before the batch, if the batch wrote it again. Otherwise the index is that of the last entry that has
-            one, plus the ``keys`` of all entries since. It does not include restores: the next append writes it again.
-    """
+    """One number of the ledger. For its fields see docs/FORMAT.md, "Ledger entry"."""
 
     kind: str
     batch_id: str

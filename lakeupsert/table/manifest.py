@@ -1,4 +1,7 @@
-"""A manifest: one version of what a partition consists of. Each partition has its own chain, so partitions never conflict."""
+"""A manifest: one version of what a partition consists of. Each partition has its own chain, so partitions never conflict.
+
+docs/FORMAT.md, "Manifest", says what each field of a manifest and its files means.
+"""
 
 import zlib
 from collections.abc import Iterable
@@ -50,14 +53,7 @@ def first_hash(of: Bucketed) -> int:
 
 
 class DeletionVector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The superseded rows of a data file: a Roaring bitmap of their positions. A small bitmap is stored here.
-
-    Attributes:
-        rows: how many rows are superseded.
-        size: bytes of the bitmap.
-        name: the object that holds the bitmap from byte ``at`` on, with other bitmaps; empty if it is ``inline``.
-        crc: the CRC-32 of the bitmap in that object; None if it is ``inline``.
-    """
+    """The superseded rows of a data file: a Roaring bitmap of their positions. A small bitmap is stored here."""
 
     rows: int
     size: int
@@ -86,13 +82,7 @@ Bound = int | str | bool | None
 
 
 class ColumnStatistics(msgspec.Struct, frozen=True, array_like=True):
-    """What the values of a column in a file are, superseded rows included.
-
-    Attributes:
-        id: the field's, because a file's column may be called otherwise now.
-        nulls: how many rows have none.
-        least, greatest: no value is below or above. They need not be there: text is cut.
-    """
+    """What the values of a column in a file are, superseded rows included."""
 
     id: int
     nulls: int
@@ -101,22 +91,7 @@ class ColumnStatistics(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An immutable Parquet file, or some row groups of one that is a pack.
-
-    Attributes:
-        name: the object's, relative to the table.
-        row: of a file in a pack, how many rows of the pack come before it; ``bytes`` are those of its row groups. None: it is the
-            whole object.
-        at: of a file in a pack of format 1, at which byte it begins. Such a pack has one or more Parquet files, one behind the
-            other: the file, or each of its pieces.
-        pieces: the n-th of 2^i pieces has the rows of the n-th of 2^i parts of the bucket, so that a merge of few buckets reads
-            only its own; empty: the file is one piece. Rows are in key order within a piece.
-        deleted: the superseded rows; None: all rows are live.
-        bucket, bits: see `Bucketed`.
-        renames: how many renames and drops its spec has. Its columns have the names of that time (`TableSpec.names_in`).
-        statistics: of some columns of a base or delta file, so that readers need not open it to see that nothing passes a filter.
-            Those of an adopted file are in its manifest alone.
-    """
+    """An immutable Parquet file, or some row groups of one that is a pack."""
 
     name: str
     rows: int
@@ -180,13 +155,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TombstoneFile(DataFile, frozen=True, kw_only=True, omit_defaults=True):
-    """A file of deleted keys. A few keys are stored here instead of in the store (ADR 0007).
-
-    Attributes:
-        inline: an Arrow IPC stream of the rows; ``name`` is then empty, and ``bytes`` is its length.
-        since: the lowest receipt stamp of the batches that deleted the keys. 0: some stamps are not known. None: the file has
-            no stamps.
-    """
+    """A file of deleted keys. A few keys are stored here instead of in the store (ADR 0007)."""
 
     inline: bytes = b""
     since: int | None = None
@@ -248,18 +217,7 @@ NO_DIGESTS = Digests(adopted=NO_ROWS, superseded=NO_ROWS, withdrawn=NO_ROWS)
 
 
 class BucketEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One bucket of a partition.
-
-    Attributes:
-        id: new whenever rows are merged into the bucket, even if none wins, so that a writer that lost a race merges again.
-        bucket, bits: see `Bucketed`. The buckets of a partition cover every key exactly once.
-        settled: each key has one live row in all files, and each file is in key order. Adopted files are not settled; the first
-            merge settles them.
-        base: files in key order.
-        deltas: newer rows, oldest file first. The rows that they supersede are marked in ``base`` and in older deltas.
-        history: superseded versions, if the table keeps them. After a split, the first bucket has those of all keys.
-        floor: the greatest order of dropped tombstones (see `rows.floor`); None: none was dropped.
-    """
+    """One bucket of a partition."""
 
     id: str
     bucket: int = 0
@@ -298,20 +256,7 @@ class FailedMark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One version of a partition.
-
-    Attributes:
-        merged: the version contains every batch up to this one that touches the partition, and no later batch.
-        spec_version: the spec of its newest files.
-        fence: the number of the last version that is a fence. Writers that started below it must not commit.
-        quarantine: objects with rows that merges refused.
-        reprocessed: the last work object that was applied to the partition, so that it is not applied twice.
-        entry: the write id of ledger entry ``merged``. It shows if another batch has taken that number since. None for adopted
-            files.
-        changes: what the last merge changed; versions without a merge repeat it.
-        added: how many objects it needs that the version before it does not.
-        made: how this version was written (engine, strategy, seconds, worker), for people.
-    """
+    """One version of a partition. For its fields see docs/FORMAT.md, "Manifest"."""
 
     partition: str
     merged: int

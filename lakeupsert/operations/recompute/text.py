@@ -25,9 +25,9 @@ from msgspec.structs import asdict, replace
 from lakeupsert.config import Reading
 from lakeupsert.landing.formats.envelopes import Found, NoEnvelopeError, Row, TruncateError, unwrap_of
 from lakeupsert.landing.formats.escapes import LETTERS
-from lakeupsert.landing.formats.inference import is_number, is_text
 from lakeupsert.landing.formats.registry import format_of
 from lakeupsert.landing.formats.unpacked import UNDECODABLE, compression_of, is_utf8
+from lakeupsert.table.types import is_number, is_text
 
 Types = Mapping[str, pa.DataType]
 _MARKED = "\ue000{}\ue000"
