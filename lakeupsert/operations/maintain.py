@@ -17,7 +17,7 @@ from lakeupsert import clock
 from lakeupsert.operations.compact import compact
 from lakeupsert.operations.reprocess import ReprocessOptions, ReprocessResult
 from lakeupsert.operations.rounds import RoundOptions, Rounds
-from lakeupsert.operations.vacuum import VacuumResult, vacuum
+from lakeupsert.operations.vacuum import VacuumMemory, VacuumResult, vacuum
 from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop
@@ -46,6 +46,7 @@ class Upkeep(Rounds):
         leadership = Leadership(objects, options.leader_seconds, objects.upkeep)
         super().__init__(table, leadership, options, "does the upkeep")
         self._options, self._vacuumed_at, self._has_failed = options, float("-inf"), False
+        self._memory = VacuumMemory.of(table)
 
     def work(self, stop: Stop) -> None:
         if self.table.history.head_spec() is None:
@@ -60,5 +61,6 @@ class Upkeep(Rounds):
             self._options.collect(done)
         self._has_failed = any(one.status == "failed" for one in done.dedupe)
         if not stop.is_set() and clock.elapsed() - self._vacuumed_at >= self._options.vacuum_seconds:
-            self._options.collect(vacuum(self.table, dry=False, progress=lambda text: self.beat()))
+            self._options.collect(vacuum(self.table, dry=False, progress=lambda text: self.beat(), memory=self._memory))
+            self.table.history.forget_published()
             self._vacuumed_at = clock.elapsed()

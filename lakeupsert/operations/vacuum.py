@@ -15,7 +15,7 @@ up behind a fence: `commit` and `dedupe`.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
@@ -25,6 +25,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
+from lakeupsert.operations.kept_snapshots import EntryObjects, KeptSnapshots
 from lakeupsert.pipeline.integrity import extend_snapshots
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import Publishers, PublisherStanding
@@ -32,7 +33,7 @@ from lakeupsert.pipeline.table_keys import named_index
 from lakeupsert.storage import SCRATCH, ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, KEYS, PARTITIONS, STATEMENT_ROWS, TableObjects, base_prefix
-from lakeupsert.table.ledger import LedgerEntry, RestorePoint, next_stamp
+from lakeupsert.table.ledger import LedgerEntry, next_stamp
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import RewriteOrder
@@ -66,6 +67,18 @@ class Garbage:
 
 
 @dataclass(frozen=True)
+class VacuumMemory:
+    """What a vacuum has read and the next one of this process need not read again."""
+
+    snapshots: KeptSnapshots
+    entries: EntryObjects
+
+    @classmethod
+    def of(cls, table: OpenTable) -> "VacuumMemory":
+        return cls(KeptSnapshots(table.history.objects.snapshots), EntryObjects(table.history))
+
+
+@dataclass(frozen=True)
 class VacuumResult:
     """What was deleted, or with ``dry`` would be. ``expired``: snapshots that readers can't choose from now on."""
 
@@ -84,24 +97,27 @@ def vacuum(
     dry: bool,
     progress: Callable[[str], None] = lambda text: None,
     standings: Mapping[str, PublisherStanding] = MappingProxyType({}),
+    memory: VacuumMemory | None = None,
 ) -> VacuumResult:
     """Keep `keep_snapshots` snapshots and tagged ones, and delete what only others need.
 
     Args:
         dry: delete nothing.
         standings: of the publishers, if the same command has just let them catch up.
+        memory: of the vacuum before. Unless ``dry``.
     """
+    memory = memory or VacuumMemory.of(table)
     publishers = Publishers(table, standings)
     table.history.existing_spec()
     table.history.last_snapshot()  # so that a ledger that ends before it is detected
-    expiry = _expire(table, dry=dry)
+    expired = _expire(table, memory.snapshots, dry=dry)
     if not dry:
         publishers.catch_up()  # one that is behind keeps files, and one that has died can commit nothing behind it
         publishers.mend()
     progress("looking for files that nobody needs")
-    survey = _Survey(table, publishers, expiry)
+    survey = _Survey(table, publishers, memory)
     if dry or not survey.garbage:
-        return VacuumResult(expiry.expired, tuple(survey.garbage), dry)
+        return VacuumResult(expired, tuple(survey.garbage), dry)
     progress("fencing off writers that started before")
     fence = max((g.start for g in survey.garbage if g.partition is None and g.start is not None), default=-1)
     snapshot = table.history.last_snapshot()  # the entry names it
@@ -111,59 +127,54 @@ def vacuum(
         table.history.objects.partition(partition).extend(partial(_fence, partition))
     table.history.objects.held.forget()
     progress("looking again")
-    survey = _Survey(table, publishers, before=survey)
+    survey = _Survey(table, publishers, memory, before=survey)
     garbage = [g for g in survey.garbage if survey.is_fenced(g, fence)]
     progress(f"deleting {len(garbage)} objects")
     versions = [g.name for g in garbage if g.name.endswith(".json")]
     table.resources.store.delete([g.name for g in garbage if not g.name.endswith(".json")])
     # After the data: a version without its files still names garbage; files without their version would hide it.
     table.resources.store.delete(versions)
-    return VacuumResult(expiry.expired, tuple(garbage), dry)
+    return VacuumResult(expired, tuple(garbage), dry)
 
 
-@dataclass(frozen=True)
-class _Expiry:
-    """Snapshots that expire. ``planned``: with ``dry``, the snapshot that would say so. ``read``: those that were read for it."""
-
-    expired: tuple[int, ...] = ()
-    planned: Link[Snapshot] | None = None
-    read: Mapping[int, Link[Snapshot]] = field(default_factory=dict)
-
-
-def _expire(table: OpenTable, *, dry: bool) -> _Expiry:
+def _expire(table: OpenTable, kept: KeptSnapshots, *, dry: bool) -> tuple[int, ...]:
     """Append a snapshot that says which are expired; with ``dry`` only plan it."""
-    expiry = _Expiry()
+    expired: tuple[int, ...] = ()
 
     def build(head: Link[Snapshot] | None) -> Snapshot | None:
-        nonlocal expiry  # a lost race builds again
-        expiry = _plan_expiry(table, head) if head else _Expiry()
-        return expiry.planned.body if expiry.planned and not dry else None
+        nonlocal expired  # a lost race builds again
+        planned, expired = _plan_expiry(table, kept, head) if head else (None, ())
+        if planned and dry:
+            kept.add(planned)
+        return planned.body if planned and not dry else None
 
     extend_snapshots(table.history, build)
-    return expiry if dry else replace(expiry, planned=None)
+    return expired
 
 
-def _plan_expiry(table: OpenTable, head: Link[Snapshot]) -> _Expiry:
+def _plan_expiry(
+    table: OpenTable, kept: KeptSnapshots, head: Link[Snapshot]
+) -> tuple[Link[Snapshot] | None, tuple[int, ...]]:
+    """The next snapshot, and what it expires; None if nothing does."""
     expired: list[int] = []
-    read = {head.number: head}
-    oldest, kept, last = head.number, 0, None
+    oldest, different, last = head.number, 0, b""
+    kept.add(head)
     for number in table.history.objects.snapshots.numbers():
-        link = head if number == head.number else table.history.objects.snapshots.get(number)
-        if link is None or number < head.body.expired:
+        facts = kept.read(number)
+        if facts is None or number < head.body.expired:
             break
-        read[number] = link
         # Tags and expiry append snapshots that show the same as the one before; together they count as one.
-        kept += last is None or not link.body.shows(last)
-        last = link.body
-        if kept <= table.settings.keep_snapshots:
+        different += facts.digest != last
+        last = facts.digest
+        if different <= table.settings.keep_snapshots:
             oldest = number
         elif number not in head.body.tags.values():
             expired.append(number)
     if not expired:
-        return _Expiry(read=read)
+        return None, ()
     body = msgspec.structs.replace(head.body, expired=oldest)
     planned = replace(head, number=head.number + 1, body=body, written_at=clock.now().isoformat())
-    return _Expiry(tuple(sorted(expired)), planned, read)
+    return planned, tuple(sorted(expired))
 
 
 def _ledger_fence(head: Link[LedgerEntry] | None, fence: int, snapshot: int | None) -> LedgerEntry:
@@ -187,28 +198,23 @@ def _fence(partition: str, head: Link[Manifest] | None) -> Manifest:
 class _Survey:
     """What is there, what is needed, and so what is garbage.
 
-    The snapshot that ``expiry`` plans is treated as if it were there. Chain versions that the survey ``before`` has read are
-    immutable, and not read again.
+    Chain versions that the survey ``before`` has read are immutable, and not read again.
     """
 
     def __init__(
-        self, table: OpenTable, publishers: Publishers, expiry: _Expiry | None = None, before: "_Survey | None" = None
+        self, table: OpenTable, publishers: Publishers, memory: VacuumMemory, before: "_Survey | None" = None
     ) -> None:
         self._table = table
         self._publishers = publishers
+        self._kept, self._entries = memory.snapshots, memory.entries
         self._versions: dict[tuple[str, int], Link[Manifest] | None] = before._versions if before else {}
         self._now = clock.now()
         self.garbage: list[Garbage] = []
-        chain = table.history.objects.snapshots
-        known: Mapping[int, Link[Snapshot]] = before._snapshots if before else expiry.read if expiry else {}
-        links = {n: known.get(n) or chain.get(n) for n in chain.numbers()}
-        self._snapshots: dict[int, Link[Snapshot]] = {n: link for n, link in links.items() if link is not None}
-        if expiry and expiry.planned is not None:
-            self._snapshots[expiry.planned.number] = expiry.planned
+        newest = self._kept.choose(table.settings.retention, publishers.least_shown())
         ledger = table.history.ledger_head()  # after the snapshots, so that it has everything that they show
-        if ledger is None or not self._snapshots:
+        if ledger is None or newest is None:
             return
-        self._choose_snapshots()
+        self._newest, self._number = newest.body, newest.number
         self._objects: defaultdict[str, dict[str, ObjectInfo]] = defaultdict(dict)  # by folder, then by name
         for found in table.resources.store.list(""):
             self._objects[found.name.rpartition("/")[0]][found.name] = found
@@ -222,16 +228,17 @@ class _Survey:
                 *(self._newest.partitions[p].merged + 1 for p in self._newest.lagging),
             ]
         )
-        self._entries = table.history.entries(low - 1, ledger.number)
+        self._entries.look(low - 1, ledger.number)
         chains = {f.removeprefix(PARTITIONS) for f in self._objects if f.startswith(PARTITIONS)}
-        touched = {partition for link in self._entries for partition in link.body.touched}
-        for partition in sorted(chains | touched | self._newest.partitions.keys()):  # other folders are not ours
+        for partition in sorted(
+            chains | self._entries.partitions | self._newest.partitions.keys()
+        ):  # other folders are not ours
             self._survey_partition(partition)
         self._survey_packs(packs)
         self._survey_keys(ledger.number)
         self._survey_statements(ledger.number)
         self._survey_snapshots()
-        for found in publishers.garbage(self._oldest, max(self._snapshots)):
+        for found in publishers.garbage(self._kept.oldest, self._number):
             if self._is_older(found, ORPHANS_KEPT):
                 self._add(found, "of a version of another format that is older than all kept snapshots", None, None)
         for found in table.resources.store.list(f"{SCRATCH}/"):
@@ -247,22 +254,6 @@ class _Survey:
         head = self._head(garbage.partition)
         return head is not None and head.body.fence is not None and garbage.start <= head.body.fence
 
-    def _choose_snapshots(self) -> None:
-        """Find the snapshots that somebody may read, including those that expired recently."""
-        newest = max(self._snapshots)
-        self._newest: Snapshot = self._snapshots[newest].body
-        since = max(
-            (n for n, s in self._snapshots.items() if self._age(s.written_at) >= self._table.settings.retention),
-            default=None,
-        )
-        recent = [s.body for n, s in self._snapshots.items() if since is None or n >= since]
-        expired = 0 if since is None else self._snapshots[since].body.expired
-        tagged = {number for s in recent for number in s.tags.values()}
-        shown = self._publishers.least_shown()
-        self._oldest = expired if shown is None else min(expired, shown)
-        self._held = {n: s.body for n, s in self._snapshots.items() if n >= self._oldest or n in tagged}
-        self._covered = -1 if since is None else self._snapshots[since].body.batch
-
     def _age(self, written_at: str) -> timedelta:
         return self._now - datetime.fromisoformat(written_at)
 
@@ -277,13 +268,13 @@ class _Survey:
         head = self._head(partition)
         if self._newest.lost(partition, head):  # its files would look like garbage, and a fence would take the number
             shown = self._newest.partitions[partition].version
-            raise self._table.history.objects.missing(partition, shown, f"Snapshot {max(self._snapshots)}", lost=True)
+            raise self._table.history.objects.missing(partition, shown, f"Snapshot {self._number}", lost=True)
         if not all(self._is_older(found, UNITS_KEPT) for found in self._objects[f"{HOME}/units/{partition}"].values()):
             return
         merged = head.body.merged if head else 0
-        needed = {s.partitions[partition].version for s in self._held.values() if partition in s.partitions}
+        needed = {shown.version for shown in self._kept.shown(partition)}
         needed |= {n for n in versions if last is None or n >= last.version}  # each may be published next
-        needed |= {r.versions[partition] for n, r in self._restores(partition) if merged < n}
+        needed |= {r.versions[partition] for n, r in self._entries.restores(partition) if merged < n}
         named = {name for n in needed & set(versions) for name in self._data(partition, n)}
         if any(work.source == "landing" and partition in work.partitions for work in self._works):
             named |= {f.name for f in self._adopted(partition)}  # the reprocess starts from them
@@ -316,23 +307,20 @@ class _Survey:
 
         Snapshots say how many objects a version needs that the one shown before does not. ``versions``: all stored.
         """
-        if any(partition in w.partitions for w in self._works) or [*self._restores(partition)]:
+        if any(partition in w.partitions for w in self._works) or [*self._entries.restores(partition)]:
             return False
-        figures = {v.version: v for s in self._snapshots.values() if (v := s.body.partitions.get(partition))}
-        held = {s.partitions[partition].version for s in self._held.values() if partition in s.partitions}
+        figures = {version.version: version for version in self._kept.shown(partition)}
         chain, listed = self._table.history.objects.partition(partition), self._objects[f"{PARTITIONS}{partition}"]
         first, needed = shown, 0
         for number in sorted((n for n in figures if n < shown), reverse=True):
-            successor = listed.get(chain.name(number + 1))
-            is_young = successor is not None and not self._is_older(successor, self._table.settings.retention)
-            if figures[first].added < 0 or not (number in held or is_young):
+            if figures[first].added < 0:
                 break
             first, needed = number, needed + figures[first].added
         if shown not in versions or needed + figures[first].files != objects:
             return False
         # Older versions: those that are held have files of their own, and others go when they are old.
         older = [n for n in versions if n < first]
-        return not any(n in held or self._is_older(listed[chain.name(n)], VERSIONS_KEPT) for n in older)
+        return not any(n in figures or self._is_older(listed[chain.name(n)], VERSIONS_KEPT) for n in older)
 
     def _numbers(self, partition: str) -> list[int]:
         chain = self._table.history.objects.partition(partition)
@@ -341,11 +329,6 @@ class _Survey:
     def _head(self, partition: str) -> Link[Manifest] | None:
         versions = self._numbers(partition)
         return self._version(partition, versions[-1]) if versions else None
-
-    def _restores(self, partition: str) -> Iterable[tuple[int, RestorePoint]]:
-        for link in self._entries:
-            if link.body.restored is not None and partition in link.body.touched:
-                yield link.number, link.body.restored
 
     def _data(self, partition: str, number: int) -> set[str]:
         """The objects with rows or deletion vectors that a version needs."""
@@ -384,12 +367,10 @@ class _Survey:
         rebuilt = [t for work in self._works for p in work.partitions.values() for t in p.batches.values()]
         named = {name for touched in rebuilt for f in touched.files for name in f.objects}
         needed = set(named)
-        for link in self._entries:
-            for partition, touched in link.body.touched.items():
-                names = {name for f in touched.files for name in f.objects}
-                named |= names
-                if names and self._needs(partition, link.number):
-                    needed |= names
+        for number, partition, names in self._entries.of_batches():
+            named.update(names)
+            if names and self._needs(partition, number):
+                needed.update(names)
         for name, start in packs.items():
             found = self._objects[f"{HOME}/data"][name]
             if name in named - needed:
@@ -421,25 +402,22 @@ class _Survey:
 
     def _needs(self, partition: str, batch: int) -> bool:
         """Whether the partition's files of the batch may still be merged."""
-        if batch > self._covered:
+        if batch > self._kept.settled:
             return True
         head = self._head(partition)
         if head is None or head.body.merged < batch:
             return True
-        if any(head.body.merged < n for n, _ in self._restores(partition)):
+        if any(head.body.merged < n for n, _ in self._entries.restores(partition)):
             return True
         if any(batch > work.partitions[partition].merged for work in self._works if partition in work.partitions):
             return True
-        return any(
-            partition in s.lagging and s.partitions[partition].merged < batch <= s.batch for s in self._held.values()
-        )
+        return any(merged < batch <= shown for merged, shown in self._kept.lagging(partition))
 
     def _survey_snapshots(self) -> None:
-        for number, link in self._snapshots.items():
-            if number not in self._held and self._age(link.written_at) > VERSIONS_KEPT:
-                found = self._objects[f"{HOME}/snapshots"].get(self._table.history.objects.snapshots.name(number))
-                if found is not None:
-                    self._add(found, "expired", None, None)
+        chain = self._table.history.objects.snapshots
+        for name, found in self._objects[f"{HOME}/snapshots"].items():
+            if not self._kept.keeps(chain.number(name)) and self._is_older(found, VERSIONS_KEPT):
+                self._add(found, "expired", None, None)
 
     def _is_older(self, found: ObjectInfo, age: timedelta) -> bool:
         return self._now.timestamp() - found.modified > age.total_seconds()

@@ -16,6 +16,7 @@ from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.operations.reprocess import reprocess
+from lakeupsert.operations.vacuum import VacuumMemory, vacuum
 from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.table.layout import TableObjects
@@ -124,6 +125,38 @@ def test_a_second_vacuum_finds_nothing_and_writes_nothing(tmp_path: Path, time: 
     assert not lake.table.vacuum(dry=False).garbage
     assert lake.table.requests["create"] == 0
     assert lake.entries() == entries
+
+
+def test_one_that_remembers_finds_what_a_new_one_finds_and_reads_only_what_is_new(
+    tmp_path: Path, time: PassingTime
+) -> None:
+    lake = nights(tmp_path, 1, keep_snapshots=2)
+    table, reads, deleted = lake.table._table, [], 0
+    memory = VacuumMemory.of(table)
+    for number in range(2, 20):
+        night(lake, number)
+        if number == 5:
+            lake.table.tag("fifth")
+        if number in (8, 11):
+            lake.table.restore("fifth" if number == 8 else lake.table.snapshots()[1].number, dry=False)
+            lake.run()
+        if number == 14:
+            lake.table.tag("fifth", None)
+        time.passed += timedelta(hours=5)
+        dry = lake.table.vacuum()
+        lake.points.arm(-1, Fault.BEFORE)
+        lake.points.seen.clear()
+        done = vacuum(table, dry=False, memory=memory)
+        reads.append(
+            sum("get _lakeupsert/snapshots" in call or "get _lakeupsert/ledger" in call for call in lake.points.seen)
+        )
+        assert {g.name for g in done.garbage} == {g.name for g in dry.garbage}
+        deleted += len(done.garbage)
+    assert deleted > 20
+    assert max(reads[9:]) <= max(reads[:9]), (
+        "of snapshots and the ledger, the later nights read no more than the first ones"
+    )
+    lake.finish_and_check()
 
 
 @pytest.mark.long

@@ -1,0 +1,177 @@
+"""What `vacuum` has read of snapshots and of the ledger. A process reads each of them once, and remembers each version once.
+
+Reads     the list of snapshots; snapshots and ledger entries that it has not read yet
+Writes    nothing
+Repeat    safe: neither ever changes
+
+A table that gets a batch every few seconds has ten thousand snapshots a day. Each shows all partitions, and differs in a few.
+"""
+
+import hashlib
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+
+from lakeupsert import clock
+from lakeupsert.pipeline.history import History
+from lakeupsert.table.chain import Chain, Link
+from lakeupsert.table.ledger import RestorePoint, Touched
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A snapshot without its partitions.
+
+    Attributes:
+        lagging: the batch that each lagging partition has merged.
+        tagged: the snapshots that have a tag.
+        digest: equal if readers see the same.
+    """
+
+    written_at: datetime
+    batch: int
+    lagging: Mapping[str, int]
+    tagged: frozenset[int]
+    expired: int
+    digest: bytes
+
+
+class KeptSnapshots:
+    """The snapshots that somebody may read, also those that expired recently.
+
+    Attributes:
+        newest: the newest one of all.
+        oldest: none below this number is kept, except those in ``tagged``.
+        settled: the batch of the newest one that is older than the retention; -1: there is none.
+    """
+
+    newest: Link[Snapshot] | None = None
+    oldest, settled, tagged = 0, -1, frozenset[int]()
+
+    def __init__(self, chain: Chain[Snapshot]) -> None:
+        self._chain = chain
+        self._facts: dict[int, Facts] = {}
+        # A version is shown by one snapshot after the other, until one shows a newer version: the first of them and the last.
+        self._shown: defaultdict[str, dict[PartitionVersion, tuple[int, int]]] = defaultdict(dict)
+        self._lagging: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+
+    def add(self, link: Link[Snapshot]) -> Facts:
+        """Remember a snapshot that was read, or that is planned."""
+        number, body = link.number, link.body
+        if self.newest is None or number > self.newest.number:
+            self.newest = link
+        if number not in self._facts:
+            shows = msgspec.json.encode((body.batch, body.partitions, body.lagging), order="deterministic")
+            self._facts[number] = Facts(
+                written_at=datetime.fromisoformat(link.written_at),
+                batch=body.batch,
+                lagging={partition: body.partitions[partition].merged for partition in body.lagging},
+                tagged=frozenset(body.tags.values()),
+                expired=body.expired,
+                digest=hashlib.sha256(shows).digest(),
+            )
+            for partition, version in body.partitions.items():
+                shown = self._shown[partition]
+                first, last = shown.get(version, (number, number))
+                shown[version] = min(first, number), max(last, number)
+        return self._facts[number]
+
+    def read(self, number: int) -> Facts | None:
+        """One snapshot; None if it is not there."""
+        if number not in self._facts:
+            link = self._chain.get(number)
+            return self.add(link) if link else None
+        return self._facts[number]
+
+    def choose(self, retention: timedelta, least_shown: int | None) -> Link[Snapshot] | None:
+        """Read all kept ones, and forget the others. Returns the newest one, or None if there is none.
+
+        Args:
+            retention: how long a snapshot is kept after it expired.
+            least_shown: the oldest one that a publisher shows.
+        """
+        numbers = sorted({*self._chain.numbers(), *self._facts}, reverse=True)
+        recent: list[Facts] = []
+        then = None  # the snapshot that says what had expired before the retention began
+        for facts in filter(None, map(self.read, numbers)):
+            recent.append(facts)
+            if clock.now() - facts.written_at >= retention:
+                then = facts
+                break
+        self.tagged = frozenset().union(*(facts.tagged for facts in recent))
+        expired, self.settled = (then.expired, then.batch) if then else (0, -1)
+        self.oldest = expired if least_shown is None else min(expired, least_shown)
+        for number in filter(self.keeps, numbers):
+            self.read(number)
+        self._forget()
+        return self.newest
+
+    def keeps(self, number: int) -> bool:
+        return number >= self.oldest or number in self.tagged
+
+    def shown(self, partition: str) -> list[PartitionVersion]:
+        """The partition's versions that kept snapshots show, newest first."""
+        shown = self._shown.get(partition, {})
+        return sorted(shown, key=lambda version: shown[version], reverse=True)
+
+    def lagging(self, partition: str) -> Iterable[tuple[int, int]]:
+        """For the kept snapshots in which the partition lags: the batch that it has merged, and the snapshot's own."""
+        return self._lagging.get(partition, ())
+
+    def _forget(self) -> None:
+        self._facts = {number: facts for number, facts in self._facts.items() if self.keeps(number)}
+        self._lagging.clear()
+        for facts in self._facts.values():
+            for partition, merged in facts.lagging.items():
+                self._lagging[partition].add((merged, facts.batch))
+        for partition, shown in self._shown.items():
+            self._shown[partition] = {
+                version: (first, last)
+                for version, (first, last) in shown.items()
+                if last >= self.oldest or any(first <= number <= last for number in self.tagged)
+            }
+
+
+class EntryObjects:
+    """The objects that ledger entries name."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._entries: dict[int, tuple[Mapping[str, tuple[str, ...]], RestorePoint | None]] = {}
+
+    def look(self, low: int, high: int) -> None:
+        """Read the entries with low < number <= high, and forget those below."""
+        self._entries = {number: entry for number, entry in self._entries.items() if number > low}
+        for number in range(low + 1, high + 1):
+            if number not in self._entries:
+                [link] = self._history.entries(number - 1, number)
+                self._entries[number] = _objects_of(link.body.touched), link.body.restored
+
+    @property
+    def partitions(self) -> set[str]:
+        """Those that the entries touched."""
+        return {partition for touched, _ in self._entries.values() for partition in touched}
+
+    def of_batches(self) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+        """The number of each entry, each partition that it touched, and the objects with rows for it."""
+        for number, (touched, _) in self._entries.items():
+            for partition, objects in touched.items():
+                yield number, partition, objects
+
+    def restores(self, partition: str) -> Iterator[tuple[int, RestorePoint]]:
+        """The restores that touched the partition, with the numbers of their entries."""
+        for number, (touched, restored) in self._entries.items():
+            if restored is not None and partition in touched:
+                yield number, restored
+
+
+def _objects_of(touched: Mapping[str, Touched]) -> dict[str, tuple[str, ...]]:
+    """Equal texts are one in memory: an entry has the same object for most partitions, and others have the same partitions."""
+    same: dict[tuple[str, ...], tuple[str, ...]] = {}
+    named = ((sys.intern(p), tuple(name for file in one.files for name in file.objects)) for p, one in touched.items())
+    return {partition: same.setdefault(names, names) for partition, names in named}
