@@ -1,8 +1,8 @@
-"""What `vacuum` has read of snapshots and of the ledger. A process reads each of them once, and remembers each version once.
+"""Snapshots and ledger entries as `vacuum` remembers them: a process reads each of them once.
 
 Reads     the list of snapshots; snapshots and ledger entries that it has not read yet
 Writes    nothing
-Repeat    safe: neither ever changes
+Repeat    safe: both stay as they are
 
 A table that gets a batch every few seconds has ten thousand snapshots a day. Each shows all partitions, and differs in a few.
 """
@@ -42,7 +42,7 @@ class Facts:
 
 
 class KeptSnapshots:
-    """The snapshots that somebody may read, also those that expired recently.
+    """The snapshots that somebody may read, recently expired ones included.
 
     Attributes:
         newest: the newest one of all.
@@ -154,7 +154,7 @@ class EntryObjects:
 
     @property
     def partitions(self) -> set[str]:
-        """Those that the entries touched."""
+        """All that the entries touched."""
         return {partition for touched, _ in self._entries.values() for partition in touched}
 
     def of_batches(self) -> Iterator[tuple[int, str, tuple[str, ...]]]:

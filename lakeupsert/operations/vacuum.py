@@ -68,7 +68,7 @@ class Garbage:
 
 @dataclass(frozen=True)
 class VacuumMemory:
-    """What a vacuum has read and the next one of this process need not read again."""
+    """All that the next vacuum of this process need not read again."""
 
     snapshots: KeptSnapshots
     entries: EntryObjects

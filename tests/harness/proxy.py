@@ -62,9 +62,11 @@ class Rule:
 def refuse(
     status: int, code: str, method: str = ".*", path: str = "", *, times: int | None = None, chance: float = 1.0
 ) -> Rule:
-    """A rule that answers with an S3 error."""
+    """A rule that answers with an error of S3 and of Azure Storage, which has the code in a header: HEAD has no body."""
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>by rule</Message></Error>".encode()
-    return Rule("answer", method, path, times=times, chance=chance, status=status, body=body)
+    return Rule(
+        "answer", method, path, times=times, chance=chance, status=status, body=body, headers={"x-ms-error-code": code}
+    )
 
 
 @dataclass(frozen=True)
