@@ -13,7 +13,7 @@ withdrawn their batch. All of it runs in this process, whatever the host: quaran
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from lakeupsert.config import TableSettings
@@ -22,7 +22,6 @@ from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.engine.replay import new_columns_of, replay_rows
 from lakeupsert.engine.reports import Refused, Report, touched_by
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.formats.folders import reading_of
 from lakeupsert.pipeline.append.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.append.discover import AppendOptions, Ground, read_heads
@@ -116,11 +115,7 @@ def _plan(table: OpenTable, ground: Ground, known: TableSpec, files: Sequence[Re
         fit = [survey for survey in new if not list(unfit_files(spec, [survey]))]
         spec, warnings = plan_spec(table, known, fit)
         warnings += [f"rows of {one.path!r} stay quarantined: {one.reason}" for one in unfit_files(spec, new)]
-        job = replace(
-            job,
-            rules=RowRules(spec, ground.received_at, ground.clock_ahead, table.name, table.settings.read.envelope),
-            spec_version=ground.version_of(spec),
-        )
+        job = batch_job(table, ground, spec)
     return _Plan(job, renames, tuple(warnings))
 
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 from lakeupsert.landing.formats.inference import convert_text
 from lakeupsert.landing.formats.nested import nulls
 from lakeupsert.landing.formats.unavailable import is_unavailable
-from lakeupsert.rows.arrays import Mask
 from lakeupsert.rows.convert import Converted, convert
 from lakeupsert.table.types import is_number, is_text
 
@@ -195,9 +194,10 @@ def _is_moment(type_: pa.DataType) -> bool:
     return bool(t.is_date(type_) or t.is_time(type_) or t.is_timestamp(type_))
 
 
-def _lost(values: Values, read: Values) -> Mask:
-    """Which values were not read."""
-    return nulls(read) & ~nulls(values)
+def _and_lost(values: Values, read: Values, converted: Converted) -> Converted:
+    """``converted``, in which values that were not ``read`` do not fit either."""
+    array, unfit = converted
+    return array, unfit | (nulls(read) & ~nulls(values))
 
 
 def _moments(type_: pa.DataType, factor: int = 1) -> Encoding:
@@ -206,8 +206,7 @@ def _moments(type_: pa.DataType, factor: int = 1) -> Encoding:
 
     def decode(values: Values, target: pa.DataType) -> Converted:
         numbers = [v * factor if type(v) is int and abs(v * factor) <= largest else None for v in values]
-        array, unfit = convert(pa.array(numbers, f"int{type_.bit_width}").view(type_), target)
-        return array, unfit | _lost(values, numbers)
+        return _and_lost(values, numbers, convert(pa.array(numbers, f"int{type_.bit_width}").view(type_), target))
 
     return Encoding(type_, _is_moment, decode)
 
@@ -215,16 +214,14 @@ def _moments(type_: pa.DataType, factor: int = 1) -> Encoding:
 def _texts(type_: pa.DataType) -> Encoding:
     def decode(values: Values, target: pa.DataType) -> Converted:
         texts = [v if type(v) is str else None for v in values]
-        array, unfit = convert_text(pa.array(texts, pa.string()), target)
-        return array, unfit | _lost(values, texts)
+        return _and_lost(values, texts, convert_text(pa.array(texts, pa.string()), target))
 
     return Encoding(type_, _is_moment, decode)
 
 
 def _decode_bytes(values: Values, target: pa.DataType) -> Converted:
     stored = list(map(_bytes, values))
-    array, unfit = convert(pa.array(stored, pa.binary()), target)
-    return array, unfit | _lost(values, stored)
+    return _and_lost(values, stored, convert(pa.array(stored, pa.binary()), target))
 
 
 def _bytes(value: object) -> bytes | None:
@@ -241,8 +238,7 @@ def _numbers(type_: pa.DataType, digits: Callable[[Any], str | None]) -> Encodin
         texts = [None if v is None else digits(v) for v in values]
         if not pa.types.is_decimal(target):  # 8.00 is an integer
             texts = [v.rstrip("0").rstrip(".") if v and "." in v else v for v in texts]
-        array, unfit = convert(pa.array(texts, pa.string()), target)
-        return array, unfit | _lost(values, texts)
+        return _and_lost(values, texts, convert(pa.array(texts, pa.string()), target))
 
     return Encoding(type_, is_number, decode)
 
