@@ -4,10 +4,8 @@ Settings  credentials, endpoint and, unless `region` is set, the region are boto
 Retries   boto3's, for throttling and lost answers. A batch names the partitions that it refused
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import boto3
@@ -32,7 +30,7 @@ from lakeupsert.publishers.symlink import (
     batches,
 )
 from lakeupsert.retries import CATALOG_ANSWER_SECONDS, CATALOG_CONNECT_SECONDS, GLUE_ATTEMPTS
-from lakeupsert.storage.s3_client import Environment, environment
+from lakeupsert.storage.clients import kept
 
 DELETED_TOGETHER = 25
 """Partitions that Glue deletes in a request."""
@@ -151,7 +149,7 @@ class GlueCatalog:
     def _call(self, operation: str, *, allowed: str = "", **parameters: object) -> Json:
         """Glue's answer; None if it refuses with the ``allowed`` code."""
         try:
-            return getattr(_client(os.getpid(), self.settings.region, environment()), operation)(**parameters)
+            return getattr(_client(self.settings.region), operation)(**parameters)
         except ClientError as e:
             if e.response["Error"].get("Code") == allowed:
                 return None
@@ -186,10 +184,9 @@ class GlueCatalog:
         )
 
 
-@lru_cache(maxsize=4)
-def _client(process: int, region: str | None, environment: Environment) -> Json:
-    """A client, which takes 0.2 s to make. Kept per process, because a fork would share connections, and per environment, which
-    holds the settings."""
+@kept("AWS_", 4)
+def _client(region: str | None) -> Json:
+    """A client, which takes 0.2 s to make."""
     config = Config(
         connect_timeout=CATALOG_CONNECT_SECONDS,
         read_timeout=CATALOG_ANSWER_SECONDS,

@@ -11,12 +11,11 @@ visible messages. A message is base64 text, as Functions expect it, and never ex
 import base64
 import binascii
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from lakeupsert.queue.base import NOTHING_DONE, DeadLetter, Lease, Message, Mess
 from lakeupsert.queue.service import Received, Record, ServiceQueue
 from lakeupsert.retries import LONGEST_AZURE_LEASE_SECONDS, PEEK_SECONDS
 from lakeupsert.storage import azureaccount
+from lakeupsert.storage.clients import kept
 
 if TYPE_CHECKING:
     from azure.storage.queue import QueueClient, QueueMessage
@@ -219,7 +219,7 @@ class AzureQueue(ServiceQueue["QueueMessage"]):
         stale: object = ...,
     ) -> Any:
         """Azure's answer (Any: each operation has its own); ``stale`` if given and if Azure reports an invalid receipt."""
-        client = _client(os.getpid(), azureaccount.environment(), self.account, name)
+        client = _client(self.account, name)
         from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
 
         try:
@@ -271,9 +271,8 @@ class AzureQueue(ServiceQueue["QueueMessage"]):
         return ConfigurationError("queue-unusable", what, next="correct what the message says about the queue")
 
 
-@lru_cache(maxsize=8)
-def _client(process: int, environment: azureaccount.Environment, account: str, name: str) -> "QueueClient":
-    """A client of this process. A connection shared with a parent process would mix their answers."""
+@kept("AZURE_", 8)
+def _client(account: str, name: str) -> "QueueClient":
     try:
         from azure.storage.queue import ExponentialRetry, QueueClient
 

@@ -29,7 +29,7 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.retries import AZURE_PAUSE_SECONDS, STORE_ATTEMPTS
 from lakeupsert.storage import azureaccount
-from lakeupsert.storage.adls_client import counted, file_system
+from lakeupsert.storage.adls_client import file_system
 from lakeupsert.storage.azureaccount import ADDRESS
 from lakeupsert.storage.base import (
     Call,
@@ -40,6 +40,7 @@ from lakeupsert.storage.base import (
     not_as_listed,
     parts_of,
 )
+from lakeupsert.storage.clients import counted
 from lakeupsert.storage.remote import (
     PROBE,
     UNTOUCHED,

@@ -2,8 +2,6 @@
 
 import os
 import weakref
-from contextvars import ContextVar
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -14,15 +12,12 @@ from azure.storage.blob.aio import BlobServiceClient, ExponentialRetry
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.retries import CONNECT_SECONDS, READ_SECONDS
 from lakeupsert.storage import azureaccount
-from lakeupsert.storage.base import Call, Requests
+from lakeupsert.storage.clients import count, kept
 from lakeupsert.storage.remote import MULTIPART_BYTES, ServerClock
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
     from azure.core.pipeline.transport import AsyncHttpResponse, HttpRequest
-
-counted: ContextVar[tuple[Requests, Call]] = ContextVar("counted")
-"""How to count this thread's requests. Clients are shared, and send retries by themselves."""
 
 
 class _FileSystem(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no types
@@ -63,7 +58,7 @@ class _FileSystem(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
             credential=found.credential,
             transport=_Transport(self.clock, connection_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS),
             retry_policy=ExponentialRetry(**azureaccount.backoff()),
-            raw_request_hook=_count,
+            raw_request_hook=count,
             max_single_put_size=MULTIPART_BYTES,
             max_single_get_size=MULTIPART_BYTES,
             max_chunk_get_size=MULTIPART_BYTES,
@@ -91,25 +86,18 @@ async def _send_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandler
         raise aiohttp.ClientConnectionError(str(e)) from e  # aiohttp repeats after the other two
 
 
-def file_system(account: str | None, suffix: str | None = None) -> AzureBlobFileSystem:
+@kept("AZURE_", 8)
+def file_system(account: str | None, suffix: str | None) -> AzureBlobFileSystem:
     """adlfs for an account (None: the environment's). Thread-safe. Raises ConfigurationError if no account is named."""
-    return _file_system(os.getpid(), azureaccount.environment(), account, suffix)
+    made = _FileSystem(account, suffix)
+    _made.add(made)
+    return made
 
 
 def credential(account: str) -> "TokenCredential | str | None":
     """An identity, a key or a shared access signature, as adlfs found it for an account; None for a connection string."""
-    found = file_system(account)
+    found = file_system(account, None)
     return found.sync_credential or found.account_key or found.sas_token
-
-
-@lru_cache(maxsize=8)
-def _file_system(
-    process: int, environment: azureaccount.Environment, account: str | None, suffix: str | None
-) -> AzureBlobFileSystem:
-    """Kept per process, because a fork would share connections, and per environment, which holds the credentials."""
-    made = _FileSystem(account, suffix)
-    _made.add(made)
-    return made
 
 
 _made: "weakref.WeakSet[_FileSystem]" = weakref.WeakSet()
@@ -124,8 +112,3 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-def _count(request: object) -> None:
-    requests, kind = counted.get()
-    requests.count(kind)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.retries import AZURE_PAUSE_SECONDS, CONNECT_SECONDS, READ_SECONDS, STORE_ATTEMPTS
+from lakeupsert.storage.clients import CONNECTIONS
 
 if TYPE_CHECKING:
     from azure.core.exceptions import HttpResponseError
@@ -21,17 +22,8 @@ if TYPE_CHECKING:
 ADDRESS = re.compile(
     r"(abfss?|az)://(?P<container>[^/@]+)(@(?P<account>[a-z0-9]+)\.(dfs|blob)\.(?P<suffix>[^/]+))?(/(?P<path>.*))?"
 )
-CONNECTIONS = 64
-"""Connections that a client keeps. More threads than that still work, with connections that are not kept."""
 EMULATOR = "devstoreaccount1"
 """The account name of every emulator."""
-
-Environment = tuple[tuple[str, str], ...]
-
-
-def environment() -> Environment:
-    """The variables that clients depend on. A kept client is only used while they are unchanged."""
-    return tuple((name, value) for name, value in sorted(os.environ.items()) if name.startswith("AZURE_"))
 
 
 def connection_string(account: str | None) -> str | None:

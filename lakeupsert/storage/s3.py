@@ -31,6 +31,7 @@ from lakeupsert.storage.base import (
     not_as_listed,
     parts_of,
 )
+from lakeupsert.storage.clients import counted
 from lakeupsert.storage.remote import (
     PROBE,
     UNTOUCHED,
@@ -44,7 +45,7 @@ from lakeupsert.storage.remote import (
     too_many_requests,
     unreachable,
 )
-from lakeupsert.storage.s3_client import client_here, counted, is_amazons, pace_of
+from lakeupsert.storage.s3_client import client_here, is_amazons, pace_of
 
 TAIL_BYTES = 256 << 10
 """Bytes to read from the end when an object is opened, with its size and etag: a Parquet footer, or all of a small object."""
