@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Unpack
 
-from lakeupsert.cli.change.update import statement_answer, statement_options
+from lakeupsert.cli.change.update import change_rows, statement_options
 from lakeupsert.cli.frame import Answer, Call
-from lakeupsert.cli.options import log_option, prepare_spark
+from lakeupsert.cli.options import log_option
 from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
@@ -25,9 +25,4 @@ def delete(call: Call, yes: bool, **options: "Unpack[StatementFlags]") -> Answer
     Example:
       lakeupsert delete --from customers-to-forget.csv --yes
     """
-    with call.open_table() as table:
-        if yes:
-            prepare_spark(table, engine=None, large=True)
-        with call.progress(table.name) as progress, call.stoppable() as stop:
-            done = table.delete(**options, dry=not yes, stop=stop, progress=progress)
-        return statement_answer(call, table, done, yes=yes)
+    return change_rows(call, yes, lambda table, **how: table.delete(**options, **how))

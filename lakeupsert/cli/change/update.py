@@ -13,6 +13,8 @@ from lakeupsert.cli.rows import rows_result, rows_text
 from lakeupsert.phrases import count, short_list
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
     from lakeupsert.api import Table
@@ -76,12 +78,7 @@ def update(call: Call, assignments: tuple[str, ...], yes: bool, **options: "Unpa
       lakeupsert update --set "amount = round(amount * 0.87, 2)" --where "order_id in (7, 8)" --yes
     """
     values = _values(assignments)
-    with call.open_table() as table:
-        if yes:
-            prepare_spark(table, engine=None, large=True)
-        with call.progress(table.name) as progress, call.stoppable() as stop:
-            done = table.update(values, **options, dry=not yes, stop=stop, progress=progress)
-        return statement_answer(call, table, done, yes=yes)
+    return change_rows(call, yes, lambda table, **how: table.update(values, **options, **how))
 
 
 def _values(assignments: tuple[str, ...]) -> dict[str, str]:
@@ -97,8 +94,17 @@ def _values(assignments: tuple[str, ...]) -> dict[str, str]:
     return values
 
 
-def statement_answer(call: Call, table: "Table", done: "StatementResult", *, yes: bool) -> Answer:
-    """The answer of `update` and `delete`."""
+def change_rows(call: Call, yes: bool, change: "Callable[..., StatementResult]") -> Answer:
+    """Run `update` or `delete`: ``change`` the only table, or with ``yes`` missing, look at what it would change."""
+    with call.open_table() as table:
+        if yes:
+            prepare_spark(table, engine=None, large=True)
+        with call.progress(table.name) as progress, call.stoppable() as stop:
+            done = change(table, dry=not yes, stop=stop, progress=progress)
+        return _answer(call, table, done)
+
+
+def _answer(call: Call, table: "Table", done: "StatementResult") -> Answer:
     total, kind, published = sum(done.rows.values()), done.statement.kind, done.publish
     result = {
         "statement": {"kind": kind, "set": done.statement.set, "where": done.statement.where},
