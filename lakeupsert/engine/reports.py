@@ -92,6 +92,16 @@ class Written(msgspec.Struct, frozen=True, tag=True):
 Report = FileRead | FileFailed | Refused | Written
 
 
+def appended_names(reports: Iterable[Report]) -> set[str]:
+    """The names of the appended files."""
+    return {file.name for report in reports if isinstance(report, Written) for file in report.files}
+
+
+def written_names(reports: Sequence[Report]) -> set[str]:
+    """The names of all files that were written: appended ones, and those of quarantine."""
+    return appended_names(reports) | {report.file.name for report in reports if isinstance(report, Refused)}
+
+
 def total_by_partition(reports: Sequence[Written]) -> list[Written]:
     """One report for each partition. ``order``, ``live`` and ``keys`` are not kept, ``misplaced`` is in the first."""
     totals = [

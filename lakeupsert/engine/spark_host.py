@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from lakeupsert.engine.attempts import Found, Item
 from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
-from lakeupsert.engine.reports import Refused, Report, Written, total_by_partition
+from lakeupsert.engine.reports import Report, Written, total_by_partition, written_names
 from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
 from lakeupsert.engine.spark_session import (
     collect,
@@ -103,9 +103,7 @@ class SparkHost:
                 .mapInArrow(ship(write), "reports binary")
             )
         reports: list[Report] = [report for row in rows for report in pickle.loads(row.reports)]
-        names = {f.name for r in reports if isinstance(r, Written) for f in r.files}
-        names |= {r.file.name for r in reports if isinstance(r, Refused)}
-        job.store.requests.add({"put": len(names)})  # the tasks' stores counted for themselves
+        job.store.requests.add({"put": len(written_names(reports))})  # the tasks' stores counted for themselves
         return reports
 
 

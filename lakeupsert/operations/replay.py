@@ -20,7 +20,7 @@ from lakeupsert.config import TableSettings
 from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.engine.replay import new_columns_of, replay_rows
-from lakeupsert.engine.reports import Refused, Report, touched_by
+from lakeupsert.engine.reports import Refused, Report, touched_by, written_names
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.formats.folders import reading_of
 from lakeupsert.pipeline.append.commit import AppendResult, batch_job, commit_batch, examples_of, send_messages
@@ -91,7 +91,7 @@ def _attempt(table: OpenTable, options: AppendOptions) -> AppendResult | Lost | 
             options.warn(f"none of the {rows} quarantined rows passes now; `lakeupsert quarantine` shows them")
         return None
     entry = _entry(table.settings, ground, plan.job, replayed, reports)
-    names = {f.name for t in entry.touched.values() for f in t.files} | {f.name for f in entry.quarantine}
+    names = written_names(reports)
     if any(e.kind == "batch" and e.batch_id == ground.batch_id for e in ground.entries):
         table.resources.discard(names)
         raise ConfigurationError(

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakeupsert.engine.batch import AppendJob
-from lakeupsert.engine.reports import Report, Written
+from lakeupsert.engine.reports import Report, appended_names
 from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.accept import receipt_stamp
@@ -144,7 +144,7 @@ class Changes:
     @property
     def packs(self) -> set[str]:
         """The packs that were written."""
-        return {file.name for report in self.reports if isinstance(report, Written) for file in report.files}
+        return appended_names(self.reports)
 
     def add(self, chosen: Chosen) -> None:
         """Raises RefusedError if a new value does not fit, and ConfigurationError if an expression can't be computed."""

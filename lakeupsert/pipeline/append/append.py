@@ -17,7 +17,7 @@ from functools import partial
 from lakeupsert.engine.batch import AppendJob, quarantine_unreadable
 from lakeupsert.engine.by_name import choose_host, host_by_name
 from lakeupsert.engine.hosts import Host, survey_files
-from lakeupsert.engine.reports import FileFailed, FileRead, Refused, Report, Written, touched_by
+from lakeupsert.engine.reports import FileFailed, FileRead, Refused, Report, appended_names, touched_by, written_names
 from lakeupsert.engine.settle import count_keys_in_several_partitions
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import Survey, share_row_groups
@@ -137,16 +137,6 @@ class _RowWork:
     reports: Sequence[Report]
 
     @property
-    def appended(self) -> set[str]:
-        """The names of the appended files."""
-        return {f.name for r in self.reports if isinstance(r, Written) for f in r.files}
-
-    @property
-    def files(self) -> set[str]:
-        """The names of all files that it wrote."""
-        return self.appended | {r.file.name for r in self.reports if isinstance(r, Refused)}
-
-    @property
     def read(self) -> list[FileRead]:
         """A report for each file that was read, in the order of the landing files."""
         places = {file.path: place for place, file in enumerate(self.plan.job.inputs)}
@@ -204,10 +194,10 @@ def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes) -> App
     work = _RowWork(plan, reports)
     try:
         if _note_failures(table, ground, work, notes) or _note_refused(table, ground, work, notes):
-            table.resources.discard(work.files)
+            table.resources.discard(written_names(work.reports))
             return UNFIT
     except ConfigurationError:
-        table.resources.discard(work.files)
+        table.resources.discard(written_names(work.reports))
         raise
     origins = all_origins(r.origins for r in work.read)
     link = _commit(table, options, ground, work, origins)
@@ -259,9 +249,9 @@ def _commit(
         refuse_above_limit(table, ground, entry, examples_of(reports))
         if options.full:
             entry = full_extract_entry(table, plan.job.spec, ground, options, entry, reports)
-        return commit_batch(table, plan.host, ground, plan.job, entry, work.files, options.progress)
+        return commit_batch(table, plan.host, ground, plan.job, entry, written_names(work.reports), options.progress)
     except RefusedError:
-        table.resources.discard(work.appended)  # the refused rows stay: somebody has to look at them
+        table.resources.discard(appended_names(work.reports))  # the refused rows stay: somebody has to look at them
         raise
 
 
