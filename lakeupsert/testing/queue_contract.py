@@ -91,6 +91,27 @@ class WorkQueueContract:
         [lease] = drain(queue, lease_seconds)
         return lease
 
+    def receive_twice(self, queue: WorkQueue) -> tuple[Lease, Lease]:
+        """Send a message and receive it twice: its stale lease, and the current one."""
+        queue.send([message(1)])
+        stale = self.receive_one(queue, self.lease_seconds)
+        self.let_time_pass(self.lease_seconds)
+        return stale, self.receive_one(queue, self.lease_seconds)
+
+    def receive_last(self, queue: WorkQueue, lease_seconds: float = HOLD) -> Lease:
+        """Send a message and receive it as often as it may be."""
+        queue.send([message(1)])
+        for _ in range(queue.max_receives - 1):
+            queue.release(self.receive_one(queue))
+        return self.receive_one(queue, lease_seconds)
+
+    def buried(self, queue: WorkQueue, number: int) -> list[Message]:
+        """Send and bury this many messages."""
+        queue.send(messages(number))
+        for lease in drain(queue):
+            queue.bury(lease, "no such table")
+        return messages(number)
+
     # -- send and receive
 
     def test_empty_queue_gives_nothing(self, queue: WorkQueue) -> None:
@@ -219,19 +240,13 @@ class WorkQueueContract:
 
     def test_stale_ack_deletes_nothing(self, queue: WorkQueue) -> None:
         """A backend may answer true or false, because SQS can't know."""
-        queue.send([message(1)])
-        stale = self.receive_one(queue, self.lease_seconds)
-        self.let_time_pass(self.lease_seconds)
-        current = self.receive_one(queue, self.lease_seconds)
+        stale, current = self.receive_twice(queue)
         queue.ack(stale)
         self.let_time_pass(self.lease_seconds)
         assert self.receive_one(queue).message == current.message
 
     def test_stale_ack_leaves_the_newer_lease_in_force(self, queue: WorkQueue) -> None:
-        queue.send([message(1)])
-        stale = self.receive_one(queue, self.lease_seconds)
-        self.let_time_pass(self.lease_seconds)
-        current = self.receive_one(queue, self.lease_seconds)
+        stale, current = self.receive_twice(queue)
         queue.ack(stale)
         assert drain(queue) == []
         assert queue.ack(current)
@@ -283,11 +298,9 @@ class WorkQueueContract:
         assert queue.dead_letters(10) == [DeadLetter(message(1), "file 'a' is gone\nsee the log", 1)]
 
     def test_dead_letters_stay_when_listed(self, queue: WorkQueue) -> None:
-        queue.send(messages(3))
-        for lease in drain(queue):
-            queue.bury(lease, "no such table")
+        letters = self.buried(queue, 3)
         assert len(queue.dead_letters(2)) == 2
-        assert {dead.message for dead in queue.dead_letters(10)} == set(messages(3))
+        assert {dead.message for dead in queue.dead_letters(10)} == set(letters)
         assert queue.stats() == QueueStats(visible=0, leased=0, dead=3)
 
     @pytest.mark.parametrize("ending", ["ran out", "released"])
@@ -306,35 +319,19 @@ class WorkQueueContract:
         assert queue.dead_letters(10) == [DeadLetter(message(1), "killed its workers", queue.max_receives + 1)]
 
     def test_message_acked_at_its_last_receive_is_no_dead_letter(self, queue: WorkQueue) -> None:
-        queue.send([message(1)])
-        for _ in range(queue.max_receives - 1):
-            queue.release(self.receive_one(queue))
-        assert queue.ack(self.receive_one(queue, self.lease_seconds))
+        assert queue.ack(self.receive_last(queue, self.lease_seconds))
         self.let_time_pass(self.lease_seconds)
         assert drain(queue) == []
         assert queue.dead_letters(10) == []
 
     def test_message_at_its_last_receive_is_still_held(self, queue: WorkQueue) -> None:
-        queue.send([message(1)])
-        for _ in range(queue.max_receives - 1):
-            queue.release(self.receive_one(queue))
-        last = self.receive_one(queue)
+        last = self.receive_last(queue)
         assert drain(queue) == []
         assert queue.dead_letters(10) == []
         assert queue.ack(last)
 
-    def buried(self, queue: WorkQueue, number: int) -> list[Message]:
-        """Send and bury this many messages."""
-        queue.send(messages(number))
-        for lease in drain(queue):
-            queue.bury(lease, "no such table")
-        return messages(number)
-
     def test_redriven_message_is_visible_at_once_as_if_never_received(self, queue: WorkQueue) -> None:
-        queue.send([message(1)])
-        for _ in range(queue.max_receives - 1):
-            queue.release(self.receive_one(queue))
-        last = self.receive_one(queue)
+        last = self.receive_last(queue)
         queue.bury(last, "file 'a' is gone")
         assert queue.redrive([message(1)]) == (1, 0)
         assert queue.dead_letters(10) == []

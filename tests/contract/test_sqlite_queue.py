@@ -28,10 +28,7 @@ class TestSqliteQueue(WorkQueueContract):
 
     @pytest.mark.parametrize("answer", ["ack", "extend", "release", "bury"])
     def test_stale_answer_is_refused_and_changes_nothing(self, queue: SqliteQueue, answer: str) -> None:
-        queue.send([message(1)])
-        stale = self.receive_one(queue, self.lease_seconds)
-        self.let_time_pass(self.lease_seconds)
-        current = self.receive_one(queue, self.lease_seconds)
+        stale, current = self.receive_twice(queue)
         more = {"ack": (), "extend": (HOLD,), "release": (), "bury": ("no such table",)}[answer]
         assert getattr(queue, answer)(stale, *more) is False
         assert queue.stats() == QueueStats(visible=0, leased=1, dead=0)
