@@ -31,7 +31,7 @@ from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
 from lakeupsert.retries import LONGEST_FAILED_SECONDS, WHOLE_SECONDS
 from lakeupsert.storage import ObjectInfo, can_commit
-from lakeupsert.table.ledger import taken_files_by_path
+from lakeupsert.table.ledger import is_taken, taken_files_by_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class Intake(Rounds):
             return set()
         head = self.table.history.ledger_head()  # a process that has just begun finds all files of months
         known = taken_files_by_path(self.table.history.headers(head.number)) if head else {}
-        new = [one for one in ready.values() if not any(one.is_same(k.size, k.etag) for k in known.get(one.name, ()))]
+        new = [one for one in ready.values() if not is_taken(one, known)]
         new.sort(key=lambda one: arrival_order(one.name, self.table.settings.landing_dates))
         before = accumulate((one.size for one in new), initial=0)
         return {one.name for one, size in zip(new, before, strict=False) if 0 < size >= most}

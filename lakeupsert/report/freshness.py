@@ -22,7 +22,7 @@ from lakeupsert.retries import LEADER_SECONDS, UNREAD_SECONDS
 from lakeupsert.storage import NotFoundError, ObjectInfo
 from lakeupsert.table.chain import Chain, Link
 from lakeupsert.table.lease import Lease
-from lakeupsert.table.ledger import LedgerEntry, active_batches, taken_files_by_path
+from lakeupsert.table.ledger import LedgerEntry, active_batches, is_taken, taken_files_by_path
 
 LISTED = 1000
 """How many names of the landing zone are looked at: S3 gives as many for one request."""
@@ -120,7 +120,7 @@ def _waiting(table: OpenTable, headers: Sequence[LedgerEntry]) -> list[ObjectInf
         listed = [] if table.declaration.by_folder else [*list_landing(table, limit=LISTED)]
         pattern = table.settings.landing_dates
         files = (one for one in listed if is_landing_file(one.name) and received_on(one.name, pattern) is not None)
-        return [one for one in files if not any(one.is_same(k.size, k.etag) for k in taken.get(one.name, ()))]
+        return [one for one in files if not is_taken(one, taken)]
     return []
 
 

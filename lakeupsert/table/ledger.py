@@ -13,6 +13,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.config import Reading
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.manifest import NO_ROWS, BucketEntry, Counters, DataFile, Digests
 from lakeupsert.table.reading import StoredReading
 
@@ -288,6 +289,11 @@ def taken_files_by_path(entries: Iterable[LedgerEntry]) -> dict[str, list[SeenFi
                 if seen.path in unread:
                     files.setdefault(seen.path, []).append(seen)
     return files
+
+
+def is_taken(found: ObjectInfo, files: Mapping[str, Sequence[SeenFile]]) -> bool:
+    """Whether one of these files, by path, is the listed one as it is now, by size and etag."""
+    return any(found.is_same(file.size, file.etag) for file in files.get(found.name, ()))
 
 
 def seen_files_by_path(entries: Iterable[LedgerEntry]) -> dict[str, list[SeenFile]]:

@@ -32,6 +32,7 @@ from lakeupsert.table.ledger import (
     Scope,
     SeenFile,
     active_batches,
+    is_taken,
     next_stamp,
     seen_files_by_path,
     taken_files_by_path,
@@ -363,9 +364,7 @@ def _list_landing(
             undated.append(found.name)
         elif pattern and not (first or day) <= day <= (last or day):
             continue
-        elif (options.only is None or options.only.get(found.name) == found) and not any(
-            found.is_same(k.size, k.etag) for k in known.get(found.name, ())
-        ):
+        elif (options.only is None or options.only.get(found.name) == found) and not is_taken(found, known):
             files.append(found)
     log = log or likely_log_above(table.settings.landing)
     return _Listing(tuple(files), describe_skipped(pattern, format_, undated, listed, folders), by_size, log)
