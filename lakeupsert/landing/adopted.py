@@ -86,10 +86,10 @@ def stream_adopted(
         yield rows.append_column(FILE_RANK, repeat(number, pa.int32(), rows)).append_column(PLACE_RANK, places)
 
 
-def read_adopted(store: ObjectStore, file: DataFile, spec: TableSpec, partition: str, number: int = 0) -> Rows:
+def read_adopted(store: ObjectStore, file: DataFile, spec: TableSpec, partition: str) -> Rows:
     """All rows of `stream_adopted`."""
     empty = pa.schema([*spec.base_schema, *ADOPTED_RANK]).empty_table()
-    return pa.concat_tables([empty, *stream_adopted(store, file, spec, partition, number)])
+    return pa.concat_tables([empty, *stream_adopted(store, file, spec, partition, 0)])
 
 
 def refuse_null_keys(store: ObjectStore, file: DataFile, spec: TableSpec, rows: Rows, partition: str) -> None:

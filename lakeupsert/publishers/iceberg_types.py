@@ -162,19 +162,12 @@ def _leaves(fields: pa.Schema) -> dict[int, tuple[str, pa.DataType]]:
     """Name and type of every field without fields of its own, by id."""
 
     def of(field: pa.Field) -> Iterator[tuple[int, tuple[str, pa.DataType]]]:
-        children = _children(field.type)
-        if not children:
+        if not field.type.num_fields:
             yield field_id(field), (field.name, field.type)
-        for child in children:
-            yield from of(child)
+        for place in range(field.type.num_fields):
+            yield from of(field.type.field(place))
 
     return dict(leaf for field in fields for leaf in of(field))
-
-
-def _children(type_: pa.DataType) -> list[pa.Field]:
-    if pa.types.is_map(type_):
-        return [type_.key_field, type_.item_field]
-    return [type_.field(place) for place in range(type_.num_fields)]
 
 
 def _may_grow(was: pa.DataType, now: pa.DataType) -> bool:
