@@ -6,7 +6,6 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
-from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Self, TypeVar, get_args, get_origin
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Self, TypeVar
 import pyarrow as pa
 
 from lakeupsert.config import TableSettings, load, refuse_in_zones
+from lakeupsert.config.messages import did_you_mean
 from lakeupsert.engine.by_name import HostName, host_by_name
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.events import Sink
@@ -112,10 +112,10 @@ def _words(hint: object) -> tuple[object, ...]:
 
 def _not_a_word(where: str, given: object, words: Sequence[object]) -> ConfigurationError:
     choices = ", ".join(map(repr, words))
-    near = get_close_matches(str(given), [str(word) for word in words if word is not None], 1)
+    hint = did_you_mean(str(given), [str(word) for word in words if word is not None])
     return ConfigurationError(
         "unknown-word",
-        f"{where} is {given!r}. It takes one of: {choices}." + (f" Did you mean {near[0]!r}?" if near else ""),
+        f"{where} is {given!r}. It takes one of: {choices}.{hint}",
         next=f"give one of: {choices}",
     )
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.attempts import attempt
-from lakeupsert.engine.cut import CutOutput, CutTask, columns_of, cut
-from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
+from lakeupsert.engine.cut import Cuts, CutTask, columns_of, cut
+from lakeupsert.engine.merge import AGE, Merged, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import Block, MergeWriter
 from lakeupsert.engine.resolve import Resolved, Rules, one_per_key, rank, resolve_together
 from lakeupsert.engine.runs import runs
@@ -105,9 +105,7 @@ class ArrowEngine:
         streaming = runs + blocks + read_ahead  # the base streams only after incoming rows are sorted
         return int(max(sorting, streaming) + others)
 
-    def merge(
-        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
-    ) -> list[MergeOutput | Exception]:
+    def merge(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]) -> Merged:
         shared = _SharedFiles(spec)
         merges = [_Merge(store, spec, spec_version, task, shared, self._part_bits(spec, task)) for task in tasks]
         ranked = ((merge, attempt(_Merge.rank, merge)) for merge in merges)
@@ -120,9 +118,7 @@ class ArrowEngine:
             for output, digest in zip(outputs, superseded, strict=True)
         ]
 
-    def cut(
-        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]
-    ) -> list[CutOutput | Exception]:
+    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> Cuts:
         return [attempt(partial(cut, store, spec, spec_version, self.memory_limit), task) for task in tasks]
 
 

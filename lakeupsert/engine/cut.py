@@ -74,6 +74,10 @@ class CutOutput(msgspec.Struct, frozen=True):
         return {file.name for file in self.files}
 
 
+Cuts = list[CutOutput | Exception]
+"""As `engine.merge.Merged`."""
+
+
 def cut(store: ObjectStore, spec: TableSpec, spec_version: int, memory_limit: int | None, task: CutTask) -> CutOutput:
     """Do one task. Raises DamagedTableError, StoreUnavailableError, and RefusedError if an adopted row has no key."""
     most = HELD_BYTES if memory_limit is None else max(LEAST_HELD, min(HELD_BYTES, memory_limit // PEAK))

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.cut import CutOutput, CutTask, cut
+from lakeupsert.engine.cut import Cuts, CutTask, cut
 from lakeupsert.engine.hosts import Host, map_counted
-from lakeupsert.engine.merge import MergeOutput, MergeTask
+from lakeupsert.engine.merge import Merged, MergeTask
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.storage import ObjectStore
@@ -34,21 +34,17 @@ class HostedEngine:
     def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
         return ArrowEngine(self.memory_limit).memory_of(spec, task)
 
-    def merge(
-        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
-    ) -> list[MergeOutput | Exception]:
+    def merge(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]) -> Merged:
         runs = list(_runs(tasks))
         sizes = [float(sum(task.bytes for task in run)) for run in runs]
         merge = partial(_merge, self.memory_limit, store, spec, spec_version)
         found = map_counted(self._host, store, merge, runs, sizes)
-        outputs: list[MergeOutput | Exception] = []
+        outputs: Merged = []
         for run, of_run in zip(runs, found, strict=True):
             outputs += [of_run] * len(run) if isinstance(of_run, Exception) else of_run
         return outputs
 
-    def cut(
-        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]
-    ) -> list[CutOutput | Exception]:
+    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> Cuts:
         sizes = [float(task.bytes) for task in tasks]
         function = partial(cut, store, spec, spec_version, self.memory_limit)
         return list(map_counted(self._host, store, function, tasks, sizes))
@@ -61,7 +57,7 @@ def _runs(tasks: Iterable[MergeTask]) -> Iterator[list[MergeTask]]:
 
 def _merge(
     memory_limit: int | None, store: ObjectStore, spec: TableSpec, spec_version: int, run: Sequence[MergeTask]
-) -> list[MergeOutput | Exception]:
+) -> Merged:
     outputs = ArrowEngine(memory_limit).merge(store, spec, spec_version, run)
     for output in outputs:
         if isinstance(output, MemoryError | ConfigurationError):  # the machine's, and the host explains it

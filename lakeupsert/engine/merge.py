@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from lakeupsert.engine.cut import CutOutput, CutTask
+from lakeupsert.engine.cut import Cuts, CutTask
 from lakeupsert.rows.floor import Extract, Forgetting
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import NO_CHANGES, NO_ROWS, Changes, DataFile, TombstoneFile
@@ -140,6 +140,10 @@ class MergeOutput:
         return {*self.quarantine, *(name for file in files for name in file.objects)}
 
 
+Merged = list[MergeOutput | Exception]
+"""One output for each task, in their order, or the error that the task raised."""
+
+
 class Engine(Protocol):
     """Keeps the row of greatest rank of every key. A stored row loses a tie; a winning delete becomes a tombstone.
 
@@ -159,12 +163,8 @@ class Engine(Protocol):
     def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
         """Estimate of the bytes of memory that the merge takes at its peak."""
 
-    def merge(
-        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
-    ) -> list[MergeOutput | Exception]:
-        """One output for each task, in their order, or the error that the task raised. Writes files; commits nothing."""
+    def merge(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]) -> Merged:
+        """Writes files; commits nothing."""
 
-    def cut(
-        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]
-    ) -> list[CutOutput | Exception]:
-        """`engine.cut.cut` for each task, in their order, or the error that the task raised."""
+    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> Cuts:
+        """`engine.cut.cut` for each task."""

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
-from lakeupsert.engine.cut import CutOutput, CutTask
+from lakeupsert.engine.cut import Cuts, CutTask
 from lakeupsert.engine.hosted import HostedEngine
-from lakeupsert.engine.merge import MergeOutput, MergeTask
+from lakeupsert.engine.merge import Merged, MergeTask
 from lakeupsert.engine.spark_gather import Source, gather
 from lakeupsert.engine.spark_host import TASKS_PER_CORE, SparkHost, pack, spread
 from lakeupsert.engine.spark_session import (
@@ -86,9 +86,7 @@ class SparkEngine:
     def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
         return 0  # Spark spills
 
-    def merge(
-        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
-    ) -> list[MergeOutput | Exception]:
+    def merge(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]) -> Merged:
         with explain_spark_failures():
             spark = session()
             most = TASKS_PER_CORE * parallelism(spark)
@@ -100,9 +98,7 @@ class SparkEngine:
                     outputs[n] = output
         return require_fit(outputs)
 
-    def cut(
-        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]
-    ) -> list[CutOutput | Exception]:
+    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> Cuts:
         limit = None if self._of_machine is None else SparkHost.memory_of_a_task(self._of_machine)
         return HostedEngine(SparkHost(), limit).cut(store, spec, spec_version, tasks)
 
@@ -114,7 +110,7 @@ def _run_window(
     spec_version: int,
     tasks: Sequence[MergeTask],
     most: int | None,
-) -> list[MergeOutput | Exception]:
+) -> Merged:
     """One job for all ``tasks``. ``most``: of Spark's tasks in each of its halves; None: one for each file and for each unit."""
     has_full = any(task.full for task in tasks)
 
