@@ -79,6 +79,13 @@ class Call:
                 self._config.refuse_unset_hooks(os.environ)
         return self._config
 
+    def names(self) -> list[str]:
+        """All tables in the order of the configuration, or the one named by `--table`."""
+        config = self.config()
+        if self.table is not None or len(config.tables) == 1:
+            self.table, _ = config.table(self.table)
+        return list(config.tables) if self.table is None else [self.table]
+
     def call_hook(self, answer: Answer, document: str) -> Answer:
         """Give ``document`` to the hook for this answer, if there is one. What fails there is a warning more."""
         if not self.hooked or self._config is None:
@@ -106,10 +113,7 @@ class Call:
         from lakeupsert.api import Table  # imports Arrow, which help and usage errors do not need
         from lakeupsert.pipeline.opened import OpenTable
 
-        config = self.config()
-        if self.table is not None or len(config.tables) == 1:
-            self.table, _ = config.table(self.table)
-        names = list(config.tables) if self.table is None else [self.table]
+        names, config = self.names(), self.config()
         origins, sources = config.origins, config.sources_of
         opened = (OpenTable(name, config.tables[name], origins=origins[name], sources=sources(name)) for name in names)
         self.tables = list(map(Table.of, opened))

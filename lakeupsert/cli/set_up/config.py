@@ -35,8 +35,5 @@ def config(call: Call, example: bool, schema: bool) -> Answer:
 
         found_schema = settings_schema()
         return Answer({"schema": found_schema}, json.dumps(found_schema, indent=2))
-    found = call.config()
-    if call.table is not None or len(found.tables) == 1:
-        call.table, _ = found.table(call.table)
-    names = list(found.tables) if call.table is None else [call.table]
+    found, names = call.config(), call.names()
     return Answer(output.config_result(found, names), output.config_text(found, names))
