@@ -15,6 +15,7 @@ import logging
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -118,34 +119,52 @@ def follow_database(
     """
     files = SourceFiles(table, name, ENDING, options.leader_seconds)
     database = DATABASES[source.server.scheme](name, source, password, table.settings.mode)
-    one = _Capture(files, source, database, options)
+    reading, key = table.settings.reading, {column.lower() for column in table.settings.key}
+    lines = Lines(lambda column: reading.table_name_of(column).lower() in key, options.warn)
+    one = _Capture(_Source(files, source, database, lines, options.collect), options)
     follow(name, files, one.run, options)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What one engine after another works with. ``collect`` takes the number of rows that landed."""
+
+    files: SourceFiles
+    settings: DatabaseSource
+    database: Database
+    lines: Lines
+    collect: Callable[[int], object]
 
 
 class _Capture:
     """Runs one engine after another."""
 
-    def __init__(self, files: SourceFiles, source: DatabaseSource, database: Database, options: CaptureOptions) -> None:
-        self._files, self._source, self._database, self._options = files, source, database, options
+    def __init__(self, source: _Source, options: CaptureOptions) -> None:
+        self._source, self._files, self._settings, self._database = (
+            source,
+            source.files,
+            source.settings,
+            source.database,
+        )
+        self._options = options
 
     def run(self) -> None:
         """Capture until `stop` is set, or until this process no longer reads the source."""
         text = self._files.begin()
-        place = decoder_of(Place).decode(text) if text is not None else Place(tables=self._source.tables)
-        refuse_added_tables(self._source, place)
+        place = decoder_of(Place).decode(text) if text is not None else Place(tables=self._settings.tables)
+        refuse_added_tables(self._settings, place)
         try:
             prepared = self._database.prepare(place.stream, is_new=text is None)
         except StatementError as e:
-            problem = str(e), f"give {self._source.server.username} the right that is missing"
-            raise unfit(self._source, [problem]) from e
+            problem = str(e), f"give {self._settings.server.username} the right that is missing"
+            raise unfit(self._settings, [problem]) from e
         for found, advice in prepared.warnings:
             self._options.warn(f"{with_advice(found, advice)}.")
         properties = {**_COMMON, **self._database.properties(prepared.left_out)}
-        given = self._files, self._source, self._database, self._options.collect
         if place.snapshot is None:
-            place = self._run(_Snapshot(*given, place), properties)
+            place = self._run(_Snapshot(self._source, place), properties)
         if place.snapshot is not None:
-            self._run(_Changes(*given, place), properties)
+            self._run(_Changes(self._source, place), properties)
 
     def _run(self, landing: "_Landing", properties: dict[str, str]) -> Place:
         """Run one engine until the landing is done, `stop` is set, or another process leads. Raises what ended it otherwise."""
@@ -170,7 +189,7 @@ class _Capture:
         if isinstance(engine.failure, BaseException):
             raise engine.failure
         if engine.ended and not landing.done and not stop.is_set():
-            raise unreachable(self._source, engine.failure or "Debezium has ended")
+            raise unreachable(self._settings, engine.failure or "Debezium has ended")
         if leadership.leads:
             landing.finish()
         return landing.place
@@ -180,8 +199,8 @@ class _Capture:
         kept, said = self._database.kept_log() // MUCH_LOG, ""
         if kept:
             said = (
-                f"{self._source.from_} keeps more than {1 << kept.bit_length() - 1} GB of its log for this source, and its disk "
-                "may fill. Either a transaction has been open for long, or changes come faster than they land."
+                f"{self._settings.from_} keeps more than {1 << kept.bit_length() - 1} GB of its log for this source, and its "
+                "disk may fill. Either a transaction has been open for long, or changes come faster than they land."
             )
             self._options.warn(said)
         self._files.leadership.trouble = said
@@ -195,17 +214,10 @@ class _Landing:
     wants_sign = False
     """Whether the database should write something, since nothing has come for a while. True once for that time."""
 
-    def __init__(
-        self,
-        files: SourceFiles,
-        source: DatabaseSource,
-        database: Database,
-        collect: Callable[[int], object],
-        place: Place,
-    ) -> None:
-        self._files, self._collect, self._database, self.place = files, collect, database, place
-        self._draft = Draft(source.seconds, source.rows, source.most_bytes)
-        self._lines, self._lock = Lines(), threading.Lock()
+    def __init__(self, source: _Source, place: Place) -> None:
+        self._source, self.place, settings = source, place, source.settings
+        self._draft = Draft(settings.seconds, settings.rows, settings.most_bytes)
+        self._lock = threading.Lock()
         self.done = False
         self._kept_bytes = 0
 
@@ -223,13 +235,17 @@ class _Landing:
     def finish(self) -> None:
         """Called when the engine has ended as it should."""
 
+    def _add(self, record: Java) -> None:
+        for line in self._source.lines.of(record):
+            self._draft.add(line)
+
     def _land(self, **changes: object) -> None:
         """Land what came. ``changes``: of the place."""
         rows = self._draft.rows
         self.place = msgspec.structs.replace(self.place, **changes)
-        self._files.land(self._draft.take(), msgspec.json.encode(self.place).decode())
+        self._source.files.land(self._draft.take(), msgspec.json.encode(self.place).decode())
         if rows:
-            self._collect(rows)
+            self._source.collect(rows)
 
     def _keep_history(self) -> str:
         data = self._history.read_bytes() if self._history.exists() else b""
@@ -237,7 +253,7 @@ class _Landing:
         if len(whole) == self._kept_bytes:  # it only grows
             return self.place.history
         self._kept_bytes = len(whole)
-        return self._files.keep(whole)
+        return self._source.files.keep(whole)
 
 
 class _Snapshot(_Landing):
@@ -256,7 +272,7 @@ class _Snapshot(_Landing):
                 self._begin(record)
             if not self.done and _is_row(record):
                 self._last = record
-                self._draft.add(self._lines.line(record))
+                self._add(record)
                 if self._draft.is_full:
                     self._land()
 
@@ -265,13 +281,13 @@ class _Snapshot(_Landing):
         if self._last is not None:
             return
         self._last = record
-        begun = self._database.begin(position_of(record)) if self.place.stream is None else None
+        begun = self._source.database.begin(position_of(record)) if self.place.stream is None else None
         if begun is not None:
             self._land(stream=begun, history=self._keep_history())
 
     def finish(self) -> None:
         if self.done:
-            self._land(snapshot=self._database.shown(position_of(self._last)))
+            self._land(snapshot=self._source.database.shown(position_of(self._last)))
 
 
 class _Changes(_Landing):
@@ -279,32 +295,25 @@ class _Changes(_Landing):
 
     snapshot_mode = "no_data"
 
-    def __init__(
-        self,
-        files: SourceFiles,
-        source: DatabaseSource,
-        database: Database,
-        collect: Callable[[int], object],
-        place: Place,
-    ) -> None:
-        super().__init__(files, source, database, collect, place)
+    def __init__(self, source: _Source, place: Place) -> None:
+        super().__init__(source, place)
         self._behind: Java = None
         """The end of the newest transaction; None: the next one has begun, or it has landed. The position of a heartbeat may be
         behind changes that are still to come, so it is not used."""
         self._is_early: Callable[[Java], bool] = lambda record: False
         self._heard_at = self._landed_at = clock.elapsed()
         if place.snapshot:
-            self._hold_until(database.order(place.snapshot))
+            self._hold_until(source.database.order(place.snapshot))
 
     def open(self, history: Path) -> Position | None:
         super().open(history)
         if self.place.history:
-            self._kept_bytes = history.write_bytes(self._files.kept(self.place.history))
+            self._kept_bytes = history.write_bytes(self._source.files.kept(self.place.history))
         return self.place.stream
 
     def _hold_until(self, shown: tuple[int, ...]) -> None:
         """Land nothing until all changes have come that the snapshot shows: in between, rows would go back to older values."""
-        self._is_early = lambda record: self._database.order(position_of(record)) < shown
+        self._is_early = lambda record: self._source.database.order(position_of(record)) < shown
         self._heard_at = float("-inf")  # a quiet database has to write something behind the snapshot
 
     def take(self, events: Iterable[Java], acknowledge: Callable[[Java], None]) -> None:
@@ -313,7 +322,7 @@ class _Changes(_Landing):
             for event in events:
                 record = event.record()
                 if _is_row(record):
-                    self._draft.add(self._lines.line(record))
+                    self._add(record)
                     self._behind = None
                 elif _ends_transaction(record) and not self._is_early(record):
                     self._behind, self._heard_at, self._is_early = event, clock.elapsed(), lambda record: False

@@ -73,16 +73,52 @@ def _write_offsets(path: Path, name: str, position: Position) -> None:
 
 
 class Lines:
-    """Writes records as Debezium's JSON, each with the parts of its schema that `landing.formats.connect` reads."""
+    """Writes records as Debezium's JSON, each with the parts of its schema that `landing.formats.connect` reads.
+
+    Args:
+        is_key: whether a column of the database is one of the table's key.
+        warn: takes the reason why a changed key would not be noticed, once for each table.
+    """
 
     _USED = ("after", "op", "ts_ms", "source")
 
-    def __init__(self) -> None:
+    def __init__(self, is_key: Callable[[str], bool], warn: Callable[[str], object]) -> None:
+        self._is_key, self._warn = is_key, warn
+        self._movable: dict[str, tuple[Java, list[str]]] = {}
         self._converter = jpype.JClass("org.apache.kafka.connect.json.JsonConverter")()
         self._converter.configure(jpype.JClass("java.util.HashMap")({"schemas.enable": "false"}), False)
         self._schemas: dict[str, tuple[Java, bytes]] = {}
 
-    def line(self, record: Java) -> bytes:
+    def of(self, record: Java) -> list[bytes]:
+        """A record's lines: two if it changes the table's key. Debezium itself sends a delete only if columns of a unique
+        index change."""
+        value = record.value()
+        if str(value.get("op")) != "u" or not self._is_moved(record, value.get("before"), value.get("after")):
+            return [self._line(record, value)]
+        deleted = jpype.JClass("org.apache.kafka.connect.data.Struct")(record.valueSchema())
+        for field in record.valueSchema().fields():
+            deleted.put(field, value.get(field))
+        deleted.put("op", "d").put("after", None)
+        return [self._line(record, deleted), self._line(record, value)]
+
+    def _is_moved(self, record: Java, before: Java, after: Java) -> bool:
+        topic, schema = str(record.topic()), after.schema()
+        known, movable = self._movable.get(topic, (None, []))
+        if known is None or not schema.equals(known):
+            own = {str(field.name()) for field in record.keySchema().fields()} if record.keySchema() else set()
+            movable = [name for field in schema.fields() if self._is_key(name := str(field.name())) and name not in own]
+            self._movable[topic] = schema, movable
+        if movable and before is None:
+            self._movable[topic] = schema, []
+            self._warn(
+                f"{', '.join(movable)} of the key can change in {topic.partition('.')[2]} and is no part of its primary key. The "
+                "database does not send old values, so the row of the old key would stay. Run `alter table … replica identity "
+                "full`, or take the primary key for `key`."
+            )
+        equals = jpype.JClass("java.util.Objects").deepEquals
+        return before is not None and not all(equals(before.get(name), after.get(name)) for name in movable)
+
+    def _line(self, record: Java, value: Java) -> bytes:
         topic, schema = record.topic(), record.valueSchema()
         known, text = self._schemas.get(str(topic), (None, b""))
         if known is None or not schema.equals(known):
@@ -90,7 +126,7 @@ class Lines:
             whole["fields"] = [one for one in whole["fields"] if one["field"] in self._USED]
             text = json.dumps(whole, separators=(",", ":")).encode()
             self._schemas[str(topic)] = schema, text
-        payload = bytes(self._converter.fromConnectData(topic, schema, record.value()))
+        payload = bytes(self._converter.fromConnectData(topic, schema, value))
         return b'{"schema":%b,"payload":%b}' % (text, payload)
 
 

@@ -1,5 +1,7 @@
 """What `capture` finds in PostgreSQL before it begins and while it runs, and in whose words. Needs `make capture`."""
 
+import gzip
+import json
 import shutil
 import tempfile
 import time
@@ -265,3 +267,32 @@ def test_a_slot_that_grows_is_an_alarm(database: Any, tmp_path: Path, monkeypatc
             one.wait_for(lambda: "of its log for this source" in one.troubles[-1])
             assert [text for text in one.warnings if "of its log for this source" in text]
             one.wait_for(lambda: any("of its log for this source" in text for text in status(one.table).warnings))
+
+
+def test_an_update_that_changes_the_key_deletes_the_row_of_the_old_one(database: Any, tmp_path: Path) -> None:
+    """Debezium sends one update if no unique index says that the row is another one."""
+    with database.connect() as db:
+        db.execute("create table moved (id int, v numeric(9,2))")
+        db.execute("alter table moved replica identity full")
+        db.execute("create table unseen (n int primary key, id int)")
+        for table in ("moved (id, v)", "unseen (n, id)"):
+            db.execute(f"insert into {table} values (1, 1), (2, 2), (3, 3)")
+    with Capture(database, tmp_path, "public.moved", "public.unseen", name="moved") as one:
+        one.wait_for(lambda: one.rows == 6)
+        with database.connect() as db:
+            db.execute("update moved set v = 9 where id = 3")
+            db.execute("update moved set id = id + 10 where id < 3")
+            db.execute("update unseen set n = 4 where n = 3")
+        one.wait_for(lambda: one.rows == 6 + 1 + 4 + 2)
+        assert not [text for text in one.warnings if "of the key" in text]
+        with database.connect() as db:
+            db.execute("update unseen set id = 7 where n < 3")
+        one.wait_for(lambda: one.rows == 6 + 1 + 4 + 2 + 2)
+        assert len([text for text in one.warnings if "id of the key can change in public.unseen" in text]) == 1
+    landed = [
+        json.loads(line)["payload"]
+        for file in sorted((tmp_path / "landing").rglob("*.gz"))
+        for line in gzip.decompress(file.read_bytes()).splitlines()
+    ]
+    moved = [(one["op"], (one["after"] or one["before"])["id"]) for one in landed if one["source"]["table"] == "moved"]
+    assert moved[3:] == [("u", 3), ("d", 1), ("u", 11), ("d", 2), ("u", 12)]
