@@ -127,7 +127,7 @@ def follow_database(
 
 @dataclass(frozen=True)
 class _Source:
-    """What one engine after another works with. ``collect`` takes the number of rows that landed."""
+    """All that one engine after another works with. ``collect`` takes the number of rows that landed."""
 
     files: SourceFiles
     settings: DatabaseSource

@@ -111,7 +111,7 @@ class Lines:
         if movable and before is None:
             self._movable[topic] = schema, []
             self._warn(
-                f"{', '.join(movable)} of the key can change in {topic.partition('.')[2]} and is no part of its primary key. The "
+                f"{', '.join(movable)} of the key can change in {topic.partition('.')[2]}, and its primary key lacks it. The "
                 "database does not send old values, so the row of the old key would stay. Run `alter table … replica identity "
                 "full`, or take the primary key for `key`."
             )
