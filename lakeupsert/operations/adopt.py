@@ -40,7 +40,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HIVE_NULL, HOME, WHOLE_TABLE, partition_name, partition_of, partition_texts
 from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
 from lakeupsert.table.manifest import BucketEntry, ColumnStatistics, Manifest
-from lakeupsert.table.roles import Ordering, PartitionColumn
+from lakeupsert.table.roles import PartitionColumn
 from lakeupsert.table.spec import TableSpec, field_id
 from lakeupsert.table.types import same_values, widen
 
@@ -145,7 +145,7 @@ def _refuse_log(table: OpenTable, log: TableLog | None) -> None:
         return
     place = log.place if "://" in log.place else table.resources.store.uri(log.place.rstrip("/"))
     folder = place.rpartition("/")[0]
-    columns = ", ".join(json.dumps(p.column) for p in PartitionColumn.parse_all(table.settings.partition_by))
+    columns = ", ".join(json.dumps(p.column) for p in table.declaration.partition_columns)
     write = f"write{f'.partitionBy({columns})' if columns else ''}.parquet(FOLDER)"
     raise ConfigurationError(
         "other-format",
@@ -242,7 +242,7 @@ def _already(store: ObjectStore) -> ConfigurationError:
 
 def _list_files(table: OpenTable) -> tuple[dict[str, list[ObjectInfo]], list[str]]:
     """The files of each partition folder, and objects that are not data."""
-    columns = [p.column for p in PartitionColumn.parse_all(table.settings.partition_by)]
+    columns = [p.column for p in table.declaration.partition_columns]
     shape = "/".join(f"{column}=VALUE" for column in columns)
     place = f"in a folder {shape} directly below" if columns else "directly in"
     folders: defaultdict[str, list[ObjectInfo]] = defaultdict(list)
@@ -292,8 +292,7 @@ def _is_partition(folder: str, columns: Sequence[str]) -> bool:
 def _footings(table: OpenTable, host: Host, files: Sequence[ObjectInfo]) -> list[FileFooter]:
     items = list(runs(files, lambda file: 1, FILES_AN_ITEM))
     sizes = [float(len(item) * FOOTER_BYTES) for item in items]
-    order_by = [Ordering.parse(text).column for text in table.settings.order_by]
-    read = partial(_read_footers, table.resources.store, table.settings.key, order_by)
+    read = partial(_read_footers, table.resources.store, table.settings.key, table.declaration.order_columns)
     found = map_counted(host, table.resources.store, read, items, sizes)
     results = [result for of_item in all_or_raise(found) for result in of_item]
     bad = [r for r in results if isinstance(r, str)]
@@ -328,7 +327,7 @@ def _read_footers(
 def _plan_spec(table: OpenTable, footings: Sequence[FileFooter], folders: Sequence[str]) -> tuple[TableSpec, list[str]]:
     """The spec of all files, in which each column has a type that holds the values of every file; and warnings."""
     settings = table.settings
-    partitions = {p.column for p in map(PartitionColumn.parse, settings.partition_by)}
+    partitions = {p.column for p in table.declaration.partition_columns}
     types: dict[str, pa.DataType] = {}
     for file in footings:
         for field in file.schema:
@@ -347,7 +346,7 @@ def _plan_spec(table: OpenTable, footings: Sequence[FileFooter], folders: Sequen
             f"{list(delete.values) or 'a value'} there would appear as live rows. Nothing was changed.",
             next=f"set `keep = true` in [tables.{table.name}.delete]",
         )
-    for column in (p.column for p in map(PartitionColumn.parse, settings.partition_by) if not p.function):
+    for column in (p.column for p in table.declaration.partition_columns if not p.function):
         values = {partition_texts(folder)[column] for folder in folders}
         types[column] = given.get(column, folder_type(values))
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in types]

@@ -107,6 +107,16 @@ class Declaration:
         ]
 
     @property
+    def partition_columns(self) -> list[PartitionColumn]:
+        """The columns of `partition_by`."""
+        return [PartitionColumn.parse(text) for text in self.settings.partition_by]
+
+    @property
+    def order_columns(self) -> list[str]:
+        """The names of the columns of `order_by`."""
+        return [Ordering.parse(text).column for text in self.settings.order_by]
+
+    @property
     def named_columns(self) -> tuple[str, ...]:
         """Columns that the configuration names. Of names that differ only in case, the one that counts comes last."""
         return (*self.settings.schema, *self.named_besides_types)
@@ -115,9 +125,8 @@ class Declaration:
     def named_besides_types(self) -> tuple[str, ...]:
         """`named_columns` without columns that are only given types."""
         settings = self.settings
-        partitions = [PartitionColumn.parse(text) for text in settings.partition_by]
-        names: list[str | None] = [name for one in partitions for name in (one.column, *one.sources)]
-        names += [Ordering.parse(text).column for text in settings.order_by]
+        names: list[str | None] = [name for one in self.partition_columns for name in (one.column, *one.sources)]
+        names += self.order_columns
         names += [settings.delete.operation if settings.delete else None, *settings.key]
         names += [name for group in groups_of(settings) for name in group.all_columns]
         return tuple(name for name in names if name)
@@ -128,8 +137,7 @@ class Declaration:
 
         In mode columns a row that leaves a column out keeps its value, so a folder of arrival gives it none.
         """
-        settings = self.settings
-        partitions = [PartitionColumn.parse(text) for text in settings.partition_by]
+        settings, partitions = self.settings, self.partition_columns
         left_out = {one.column.lower() for one in partitions if one.function}
         left_out |= {name.lower() for name in settings.order_by if settings.order_in_name is not None}
         if settings.mode == "columns":
@@ -155,11 +163,9 @@ class Declaration:
     @property
     def deciding_columns(self) -> frozenset[str]:
         """Columns that decide a row's order or its partition."""
-        settings = self.settings
-        orders = [settings.order_by, *(group.order_by for group in settings.groups.values())]
-        names = [Ordering.parse(text).column for of_one in orders for text in of_one]
-        names += [name for text in settings.partition_by for name in PartitionColumn.parse(text).sources]
-        return frozenset(names)
+        of_groups = (text for group in self.settings.groups.values() for text in group.order_by)
+        orders = [*self.order_columns, *(Ordering.parse(text).column for text in of_groups)]
+        return frozenset([*orders, *(name for one in self.partition_columns for name in one.sources)])
 
     @property
     def nulls_say_nothing(self) -> bool:

@@ -15,7 +15,6 @@ from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.formats.inference import known_part, without_nulls
 from lakeupsert.pipeline.declared import Declaration
-from lakeupsert.table.roles import PartitionColumn
 from lakeupsert.table.types import is_partition_type
 
 Types = Mapping[str, pa.DataType]
@@ -58,7 +57,7 @@ def _refuse_open(declaration: Declaration, name: str, type_: pa.DataType) -> Non
 def fitted_types(declaration: Declaration, observed: Types, given: Types) -> dict[str, pa.DataType]:
     """``observed``, with a type that the settings accept for each column whose type they refuse: rows that do not fit it would be
     refused anyway, and other rows may show another type once those are left out."""
-    parts = [PartitionColumn.parse(text) for text in declaration.settings.partition_by]
+    parts = declaration.partition_columns
     moments = {one.source for one in parts if one.source}
     whole = {one.column for one in parts} - moments
     types: dict[str, pa.DataType] = {}
