@@ -92,12 +92,14 @@ def difference_by_rewrite(table: OpenTable, partition: str, number: int, work: s
     return difference_of(table, partition, before.number, after.number)
 
 
-def difference_of(table: OpenTable, partition: str, before: int, after: int) -> Difference | str:
+def difference_of(
+    table: OpenTable, partition: str, before: int | PartitionVersion, after: int | PartitionVersion
+) -> Difference | str:
     """What differs between two versions of a partition; or why that is unknown."""
     spec = table.history.existing_spec()
 
-    def view(number: int) -> View:
-        shown = PartitionVersion.of(table.history.version(partition, number), number)
+    def view(one: int | PartitionVersion) -> View:
+        shown = PartitionVersion.of(table.history.version(partition, one), one) if isinstance(one, int) else one
         return View(table.history.objects, spec, Snapshot(batch=0, spec_version=0, partitions={partition: shown}), None)
 
     try:

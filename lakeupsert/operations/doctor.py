@@ -30,7 +30,7 @@ from lakeupsert.phrases import count, duration, install_extra, no_folder, when
 from lakeupsert.pipeline.append.discover import CLOCKS_APART, holds_a_table, is_landing_file
 from lakeupsert.pipeline.append.event_order import misplaced_events
 from lakeupsert.pipeline.append.landing_dates import fitting, is_stray, received_on
-from lakeupsert.pipeline.integrity import missing_manifests
+from lakeupsert.pipeline.integrity import missing_groups, missing_manifests
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import standings
 from lakeupsert.pipeline.removed_files import removed_files
@@ -361,9 +361,10 @@ def _settings(table: OpenTable) -> Iterator[Finding]:
 def _manifests(table: OpenTable) -> Iterator[Finding]:
     objects = table.history.objects
     kept = {link.number: link.body for link in list_snapshots(objects)}
-    missing = missing_manifests(objects, kept)
+    missing = missing_groups(objects, kept) | missing_manifests(objects, kept)
     if missing and [link.number for link in list_snapshots(objects)] != [*kept]:  # a vacuum has trimmed them meanwhile
-        missing = missing_manifests(objects, {link.number: link.body for link in list_snapshots(objects)})
+        kept = {link.number: link.body for link in list_snapshots(objects)}
+        missing = missing_groups(objects, kept) | missing_manifests(objects, kept)
     for error in missing.values():
         yield _problem(error.message.rstrip("."), error.next)
     if kept and not missing:

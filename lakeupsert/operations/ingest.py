@@ -174,6 +174,7 @@ class Intake(Rounds):
     def _publish(self) -> None:
         with self.table.leading():
             published = publish(self.table)
+            self._owed |= self.table.history.previews.forgotten(published.waiting)
         clean(self.table, published)
         waiting = {
             *published.waiting

@@ -17,8 +17,10 @@ from datetime import datetime, timedelta
 import msgspec
 
 from lakeupsert import clock
+from lakeupsert.errors import DamagedTableError
 from lakeupsert.pipeline.history import History
 from lakeupsert.table.chain import Chain, Link
+from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import RestorePoint, Touched
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 
@@ -119,6 +121,15 @@ class KeptSnapshots:
         shown = self._shown.get(partition, {})
         return sorted(shown, key=lambda version: shown[version], reverse=True)
 
+    def grouped(self) -> dict[tuple[str, str], PartitionVersion]:
+        """The versions that kept snapshots show in groups, by group and partition."""
+        return {
+            (version.group.name, partition): version
+            for partition, shown in self._shown.items()
+            for version in shown
+            if version.group is not None
+        }
+
     def lagging(self, partition: str) -> Iterable[tuple[int, int]]:
         """For the kept snapshots in which the partition lags: the batch that it has merged, and the snapshot's own."""
         return self._lagging.get(partition, ())
@@ -135,6 +146,41 @@ class KeptSnapshots:
                 for version, (first, last) in shown.items()
                 if last >= self.oldest or any(first <= number <= last for number in self.tagged)
             }
+
+
+class KeptGroups:
+    """The groups that kept snapshots name.
+
+    Attributes:
+        names: theirs.
+        files: the files of each partition in groups.
+        unknown: partitions of which an older snapshot names a lost group. Nobody knows which files that one needs.
+    """
+
+    names: frozenset[str] = frozenset()
+
+    def __init__(self, objects: TableObjects) -> None:
+        self._objects = objects
+        self._read: dict[tuple[str, str], tuple[str, ...]] = {}
+        self.files: defaultdict[str, set[str]] = defaultdict(set)
+        self.unknown: set[str] = set()
+
+    def look(self, kept: KeptSnapshots) -> None:
+        """Read the groups that are new. Raises DamagedTableError if the newest snapshot names a lost one."""
+        shown, known = kept.grouped(), self._read
+        self.names = frozenset(name for name, _ in shown)
+        self._read, self.unknown = {}, set()
+        self.files.clear()
+        for (name, partition), version in sorted(shown.items(), key=lambda one: one[0]):
+            try:
+                files = known.get((name, partition)) or self._objects.grouped(partition, version).body.objects
+            except DamagedTableError:
+                if kept.newest is None or kept.newest.body.partitions.get(partition) == version:
+                    raise
+                self.unknown.add(partition)
+                continue
+            self._read[name, partition] = tuple(map(sys.intern, files))
+            self.files[partition].update(files)
 
 
 class EntryObjects:

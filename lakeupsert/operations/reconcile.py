@@ -169,7 +169,7 @@ def prove(
     for link in entries:
         for partition in filter(selected, link.body.touched):
             batches.setdefault(partition, []).append(link)
-    versions = {p: shown.version for p, shown in snapshot.body.partitions.items() if selected(p)}
+    versions = {p: shown for p, shown in snapshot.body.partitions.items() if selected(p)}
     active: dict[int, set[int]] = {}
     partitions = sorted({*batches, *versions})
     proofs: list[Proof] = []

@@ -127,8 +127,8 @@ def _rewritten(
     back = {p for link in since if link.body.restored is not None for p in link.body.touched}
 
     def differs(partition: str) -> bool:
-        then, now = to.body.partitions[partition].version, newest.body.partitions[partition].version
-        works = {table.history.version(partition, number).reprocessed for number in (then, now)}
+        then, now = to.body.partitions[partition], newest.body.partitions[partition]
+        works = {table.history.version(partition, shown).reprocessed for shown in (then, now)}
         if partition not in back and len(works) == 1:
             return False
         found = difference_of(table, partition, then, now)

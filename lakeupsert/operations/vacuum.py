@@ -25,14 +25,15 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
-from lakeupsert.operations.kept_snapshots import EntryObjects, KeptSnapshots
+from lakeupsert.operations.kept_snapshots import EntryObjects, KeptGroups, KeptSnapshots
 from lakeupsert.pipeline.integrity import extend_snapshots
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import Publishers, PublisherStanding
 from lakeupsert.pipeline.table_keys import named_index
 from lakeupsert.storage import SCRATCH, ObjectInfo
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import HOME, KEYS, PARTITIONS, STATEMENT_ROWS, TableObjects, base_prefix
+from lakeupsert.table.group import FEATURE
+from lakeupsert.table.layout import GROUPS, HOME, KEYS, PARTITIONS, STATEMENT_ROWS, TableObjects, base_prefix
 from lakeupsert.table.ledger import LedgerEntry, next_stamp
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
@@ -72,10 +73,12 @@ class VacuumMemory:
 
     snapshots: KeptSnapshots
     entries: EntryObjects
+    groups: KeptGroups
 
     @classmethod
     def of(cls, table: OpenTable) -> "VacuumMemory":
-        return cls(KeptSnapshots(table.history.objects.snapshots), EntryObjects(table.history))
+        objects = table.history.objects
+        return cls(KeptSnapshots(objects.snapshots), EntryObjects(table.history), KeptGroups(objects))
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,9 @@ def vacuum(
     table.history.objects.ledger.extend(lambda head: _ledger_fence(head, fence, known))
     for partition in sorted({g.partition for g in survey.garbage if g.partition is not None}):
         table.history.objects.partition(partition).extend(partial(_fence, partition))
+    if FEATURE in table.history.existing_spec().requires:
+        # Last, because a leader then reads heads again that have our fences. It names files in snapshots, not in versions.
+        extend_snapshots(table.history, lambda head: head.body if head else None)
     table.history.objects.held.forget()
     progress("looking again")
     survey = _Survey(table, publishers, memory, before=survey)
@@ -206,7 +212,7 @@ class _Survey:
     ) -> None:
         self._table = table
         self._publishers = publishers
-        self._kept, self._entries = memory.snapshots, memory.entries
+        self._kept, self._entries, self._groups = memory.snapshots, memory.entries, memory.groups
         self._versions: dict[tuple[str, int], Link[Manifest] | None] = before._versions if before else {}
         self._now = clock.now()
         self.garbage: list[Garbage] = []
@@ -229,6 +235,7 @@ class _Survey:
             ]
         )
         self._entries.look(low - 1, ledger.number)
+        self._groups.look(self._kept)
         chains = {f.removeprefix(PARTITIONS) for f in self._objects if f.startswith(PARTITIONS)}
         for partition in sorted(
             chains | self._entries.partitions | self._newest.partitions.keys()
@@ -238,6 +245,7 @@ class _Survey:
         self._survey_keys(ledger.number)
         self._survey_statements(ledger.number)
         self._survey_snapshots()
+        self._survey_groups()
         for found in publishers.garbage(self._kept.oldest, self._number):
             if self._is_older(found, ORPHANS_KEPT):
                 self._add(found, "of a version of another format that is older than all kept snapshots", None, None)
@@ -269,13 +277,15 @@ class _Survey:
         if self._newest.lost(partition, head):  # its files would look like garbage, and a fence would take the number
             shown = self._newest.partitions[partition].version
             raise self._table.history.objects.missing(partition, shown, f"Snapshot {self._number}", lost=True)
-        if not all(self._is_older(found, UNITS_KEPT) for found in self._objects[f"{HOME}/units/{partition}"].values()):
+        units = self._objects[f"{HOME}/units/{partition}"].values()
+        if partition in self._groups.unknown or not all(self._is_older(found, UNITS_KEPT) for found in units):
             return
         merged = head.body.merged if head else 0
         needed = {shown.version for shown in self._kept.shown(partition)}
         needed |= {n for n in versions if last is None or n >= last.version}  # each may be published next
         needed |= {r.versions[partition] for n, r in self._entries.restores(partition) if merged < n}
         named = {name for n in needed & set(versions) for name in self._data(partition, n)}
+        named |= self._groups.files.get(partition, set())
         if any(work.source == "landing" and partition in work.partitions for work in self._works):
             named |= {f.name for f in self._adopted(partition)}  # the reprocess starts from them
         unnamed = [found for name, found in data.items() if name not in named]
@@ -308,6 +318,8 @@ class _Survey:
         Snapshots say how many objects a version needs that the one shown before does not. ``versions``: all stored.
         """
         if any(partition in w.partitions for w in self._works) or [*self._entries.restores(partition)]:
+            return False
+        if partition in self._groups.files or partition in self._groups.unknown:
             return False
         figures = {version.version: version for version in self._kept.shown(partition)}
         chain, listed = self._table.history.objects.partition(partition), self._objects[f"{PARTITIONS}{partition}"]
@@ -411,13 +423,22 @@ class _Survey:
             return True
         if any(batch > work.partitions[partition].merged for work in self._works if partition in work.partitions):
             return True
-        return any(merged < batch <= shown for merged, shown in self._kept.lagging(partition))
+        if any(merged < batch <= shown for merged, shown in self._kept.lagging(partition)):
+            return True
+        # What a restore to a group would merge: it names the version below.
+        return any(shown.merged_in_chain < batch <= shown.merged for shown in self._kept.shown(partition))
 
     def _survey_snapshots(self) -> None:
         chain = self._table.history.objects.snapshots
         for name, found in self._objects[f"{HOME}/snapshots"].items():
             if not self._kept.keeps(chain.number(name)) and self._is_older(found, VERSIONS_KEPT):
                 self._add(found, "expired", None, None)
+
+    def _survey_groups(self) -> None:
+        for name, found in self._objects[GROUPS].items():
+            is_over = (TableObjects.start_of(name) or 0) <= self._number  # else its snapshot may still be appended
+            if name not in self._groups.names and is_over and self._is_older(found, ORPHANS_KEPT):
+                self._add(found, "no kept snapshot names it", None, None)
 
     def _is_older(self, found: ObjectInfo, age: timedelta) -> bool:
         return self._now.timestamp() - found.modified > age.total_seconds()

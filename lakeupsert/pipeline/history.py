@@ -10,6 +10,7 @@ from lakeupsert import clock
 from lakeupsert.config import Reading
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
 from lakeupsert.pipeline.declared import Declaration
+from lakeupsert.pipeline.previews import Preview, Previews
 from lakeupsert.pipeline.resources import Resources
 from lakeupsert.storage import NotFoundError, UnknownOutcomeError
 from lakeupsert.table import metadata
@@ -17,7 +18,7 @@ from lakeupsert.table.chain import FORMAT, Link, refuse_newer
 from lakeupsert.table.layout import LISTED_TOGETHER, Manifests, TableObjects
 from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, without_touched
 from lakeupsert.table.manifest import BucketEntry, Manifest
-from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.work import RewriteOrder, read_order
 
@@ -54,6 +55,10 @@ class History:
     @cached_property
     def objects(self) -> TableObjects:
         return TableObjects(self._resources.store)
+
+    @cached_property
+    def previews(self) -> Previews:
+        return Previews(self.objects.held)
 
     @property
     def has_objects(self) -> bool:
@@ -205,11 +210,18 @@ class History:
         return self._headers[: high + 1]
 
     def last_snapshot(self, *, least: int = -1) -> Link[Snapshot] | None:
-        self.known_snapshot = self.objects.snapshots.head(self.known_snapshot, least=least)
-        return self.known_snapshot
+        return self.see(self.objects.snapshots.head(self.known_snapshot, least=least))
+
+    def see(self, newest: Link[Snapshot] | None) -> Link[Snapshot] | None:
+        """Remember the newest snapshot, which was read just now."""
+        self.known_snapshot = newest
+        if newest is not None and self.objects.held.leads:
+            self.previews.seen(newest.number)
+        return newest
 
     def heads(self, partitions: Collection[str], listed: Manifests | None = None) -> dict[str, Link[Manifest]]:
-        """The newest version of each partition that has one, now or when it was ``listed``. A kept one is not read again."""
+        """The newest version of each partition that has one, now or when it was ``listed``. A kept one is not read again. A
+        leader gets its preview, if it has one."""
         known = self.kept_heads
         held = {partition: link for partition in partitions if (link := self._held_head(partition)) is not None}
         asked = [partition for partition in partitions if partition not in held]
@@ -227,12 +239,12 @@ class History:
         found = zip(asked, self._resources.map_concurrently(head, asked), strict=True)
         heads = held | {partition: link for partition, link in found if link is not None}
         self.keep_heads(heads)
-        return heads
+        return self.previews.over(heads)
 
     def _held_head(self, partition: str) -> Link[Manifest] | None:
         """The head of a partition that a leader has in memory; None also if the snapshot shows a later version."""
         kept = self.kept_heads.get(partition)
-        if kept is None or not self.objects.held.covers(kept.read_at, partition=True):
+        if kept is None or not self.previews.is_known(kept):
             return None
         shown = self.known_snapshot.body.partitions.get(partition) if self.known_snapshot else None
         return kept if shown is None or kept.number >= shown.version else None
@@ -246,8 +258,8 @@ class History:
         return listed
 
     def keep_heads(self, heads: Mapping[str, Link[Manifest]]) -> None:
-        """Keep these newest versions, and the last ones before up to `KEPT_BUCKETS`."""
-        kept, buckets = dict(heads), 0
+        """Keep these newest versions, and the last ones before up to `KEPT_BUCKETS`. A preview is none."""
+        kept, buckets = {p: link for p, link in heads.items() if not isinstance(link, Preview)}, 0
         for partition, link in self.kept_heads.items():
             buckets += len(link.body.buckets)
             if buckets <= KEPT_BUCKETS:
@@ -310,8 +322,12 @@ class History:
             read_at=clock.elapsed(),
         )
 
-    def version(self, partition: str, number: int) -> Manifest:
-        """One version of a partition; -1 is the empty one before the first."""
+    def version(self, partition: str, number: int | PartitionVersion) -> Manifest:
+        """One version of a partition, or what a snapshot shows of it; -1 is the empty one before the first."""
+        if isinstance(number, PartitionVersion):
+            if number.group is not None:
+                return self.objects.grouped(partition, number).body
+            number = number.version
         if number < 0:
             return Manifest(partition=partition, merged=0, spec_version=0)
         known = self.kept_heads.get(partition)

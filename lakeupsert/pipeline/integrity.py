@@ -6,7 +6,7 @@ from lakeupsert.errors import DamagedTableError
 from lakeupsert.pipeline.history import History
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import Manifests, TableObjects, rebuild_command
+from lakeupsert.table.layout import GROUPS, Manifests, TableObjects, rebuild_command
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import Snapshot
 
@@ -55,6 +55,22 @@ def missing_manifests(
         for number, snapshot in sorted(snapshots.items())
         for partition, shown in snapshot.partitions.items()
         if (name := objects.partition(partition).name(shown.version)) in absent and objects.store.head(name) is None
+    }
+
+
+def missing_groups(objects: TableObjects, snapshots: Mapping[int, Snapshot]) -> dict[str, DamagedTableError]:
+    """The same for groups. `publish` does not ask: what it needs is in the chains, and the next batch needs no group."""
+    shown = {
+        (partition, version.group.name)
+        for snapshot in snapshots.values()
+        for partition, version in snapshot.partitions.items()
+        if version.group is not None
+    }
+    stored = {info.name for info in objects.store.list(f"{GROUPS}/")} if shown else set()
+    return {
+        partition: objects.missing_group(partition, name)
+        for partition, name in sorted(shown)
+        if name not in stored and objects.store.head(name) is None
     }
 
 

@@ -21,13 +21,14 @@ from lakeupsert.events import Publish
 from lakeupsert.pipeline.append.full_extract import newer_than_extract
 from lakeupsert.pipeline.integrity import missing_manifests, refuse_another_entry
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.previews import Preview, shown_version
 from lakeupsert.pipeline.publishers import PublisherStanding, catch_up, catch_up_one, publisher
 from lakeupsert.pipeline.standing import failed_partitions, unpublished, unpublished_up_to
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import Manifests, TableObjects
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
-from lakeupsert.table.snapshot import PartitionVersion, Snapshot
+from lakeupsert.table.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -161,14 +162,17 @@ class _Publisher:
         """The snapshot that was appended, or None if there is nothing new to show."""
         while True:
             try:
-                return self.table.history.objects.snapshots.extend(self._build, behind=self.stand_in)
+                published = self.table.history.objects.snapshots.extend(self._build, behind=self.stand_in)
+                if published is not None:
+                    self.table.history.previews.published(published.number)
+                return published
             except _SnapshotMissingError:
                 self._replace_lost()
 
     def _build(self, last: Link[Snapshot] | None) -> Snapshot | None:
         table = self.table
         if last is not self.stand_in:
-            table.history.known_snapshot = last
+            table.history.see(last)
         head = table.history.newest_entry(last)
         self.last, self.head = last, head
         if head is None:
@@ -182,7 +186,10 @@ class _Publisher:
             # The lost snapshot may have shown newer versions at the same `merged`, and the files of the older ones may be gone.
             old = self.before_lost
             new = _newest_snapshot(table, old, head.number, old.partitions if old else (), listed) or old
-        return self._whole(last, new, listed)
+        new = self._whole(last, new, listed)
+        if new is None:
+            return None
+        return table.history.previews.store(table.history.objects, last.number + 1 if last else 0, new)
 
     def _whole(self, last: Link[Snapshot] | None, new: Snapshot | None, listed: Manifests | None) -> Snapshot | None:
         """``new``, unless it would name a missing manifest, and a failed partition holds the night back."""
@@ -257,6 +264,8 @@ def _snapshot_at(
                     return None
                 lagging.append(partition)
             continue
+        if partition not in due and head is not None and head.body.merged < wanted:
+            continue  # readers see later batches in a group, and this version without them would go back
         found = _version_at(table.history.objects, partition, head, wanted)
         if found is None or found.body.merged != wanted:
             failed = head.body.failed if head else None
@@ -265,7 +274,7 @@ def _snapshot_at(
             lagging.append(partition)
         refuse_another_entry(table.history, found.body, old)
         newer.append(found)
-        partitions[partition] = PartitionVersion.of(found.body, found.number, found.write_id)
+        partitions[partition] = shown_version(found)
     entry = table.history.entries(batch - 1, batch)[0].body if batch else None
     since = table.resources.map_concurrently(lambda link: _since(table.history.objects, link, old), newer)
     for found, (_, added) in zip(newer, since, strict=True):
@@ -309,5 +318,5 @@ def _version_at(
     """The newest version whose `merged` is at most ``wanted``. Versions beyond it are too new to show."""
     chain = objects.partition(partition)
     while head is not None and head.body.merged > wanted:
-        head = chain.get(head.number - 1)
+        head = head.base if isinstance(head, Preview) else chain.get(head.number - 1)
     return head

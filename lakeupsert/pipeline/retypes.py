@@ -255,7 +255,7 @@ def _held(history: History, head: Link[LedgerEntry]) -> Iterator[Held]:
     heads = history.heads(touched)
     for partition in sorted({*(snapshot.partitions if snapshot else ()), *touched}):
         if snapshot is not None and partition not in touched:
-            shown = history.version(partition, snapshot.partitions[partition].version)
+            shown = history.version(partition, snapshot.partitions[partition])
             yield from _stored(partition, shown.buckets)
             continue
         newest = history.behind(link, partition, heads.get(partition), up_to=head.number)

@@ -13,7 +13,7 @@ from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnav
 from lakeupsert.table.chain import Link, sends
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import Manifest
-from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import TableSpec
 
 UNFINISHED = -1
@@ -65,7 +65,7 @@ class PublishedTable:
 
     settings: TableSettings
     objects: TableObjects
-    version: Callable[[str, int], Manifest]
+    version: Callable[[str, int | PartitionVersion], Manifest]
     map_concurrently: Concurrently
 
     def put(self, name: str, data: bytes) -> None:

@@ -229,7 +229,7 @@ class DeltaPublisher(TablePublisher):
 
         def diff(partition: str) -> _Diff:
             values: dict[str, str | None] = {**value_texts(spec, partition)}
-            manifest = self.table.version(partition, shown[partition].version)
+            manifest = self.table.version(partition, shown[partition])
             has_new_rows = partition not in old or old[partition].merged != shown[partition].merged
             return _diff(spec, manifest, values, known.get(frozenset(values.items()), {}), has_new_rows=has_new_rows)
 

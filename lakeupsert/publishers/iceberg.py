@@ -110,7 +110,7 @@ class IcebergPublisher(TablePublisher):
         spec, shown = self._spec(newest), newest.body.partitions
         iceberg_schema(spec, 0)
         self.table.map_concurrently(
-            lambda partition: self._objects.buckets(spec, partition, shown[partition].version), list(shown)
+            lambda partition: self._objects.buckets(spec, partition, shown[partition]), list(shown)
         )
 
     def garbage(self, oldest: int, newest: int) -> list[ObjectInfo]:

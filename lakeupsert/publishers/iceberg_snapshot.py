@@ -24,7 +24,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME
 from lakeupsert.table.manifest import BucketEntry, DataFile
 from lakeupsert.table.metadata import damaged
-from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import TableSpec
 
 FOLDER = f"{HOME}/iceberg"
@@ -74,7 +74,7 @@ class SnapshotObjects:
         changed = {p for p in {*now, *old} if now.get(p) != old.get(p)}
         if before and before.spec_version != link.body.spec_version and any(one.retyped for one in writer.spec.renames):
             # Files that stay may be from before a retype, and have no field of the new id.
-            self.table.map_concurrently(lambda p: self.buckets(writer.spec, p, now[p].version), list(now))
+            self.table.map_concurrently(lambda p: self.buckets(writer.spec, p, now[p]), list(now))
         touched = set(map(place_of, changed)) if before else set(range(len(listed)))
         known: dict[str, list[Entry]] = {partition: [] for partition in changed}
         read = [manifest for place, run in enumerate(listed) if place in touched for manifest in run.manifests]
@@ -87,8 +87,7 @@ class SnapshotObjects:
                 return ChangedFiles(partition, tuple(known[partition]))
             shown, was = now.get(partition), old.get(partition)
             keeps_vectors = before is not None or writer.version == 2
-            version = shown.version if shown else -1
-            files = self._diff(writer, partition, version, known[partition], keeps_vectors=keeps_vectors)
+            files = self._diff(writer, partition, shown or -1, known[partition], keeps_vectors=keeps_vectors)
             return replace(files, has_new_rows=shown is None or was is None or shown.merged != was.merged)
 
         diffs = self.table.map_concurrently(files_of, sorted(known))
@@ -108,7 +107,13 @@ class SnapshotObjects:
         return sorted(all_runs, key=lambda run: run.first), found
 
     def _diff(
-        self, writer: FileWriter, partition: str, version: int, known: Sequence[Entry], *, keeps_vectors: bool
+        self,
+        writer: FileWriter,
+        partition: str,
+        version: int | PartitionVersion,
+        known: Sequence[Entry],
+        *,
+        keeps_vectors: bool,
     ) -> ChangedFiles:
         """Compare a version of a partition (-1: it has no rows) with the files that the table has of it."""
         data = {entry.name: entry for entry in known if not entry.of}
@@ -129,7 +134,7 @@ class SnapshotObjects:
         gone = tuple(entry for entry in known if entry not in kept)
         return ChangedFiles(partition, tuple(entries), gone, tuple(marked))
 
-    def buckets(self, spec: TableSpec, partition: str, version: int) -> tuple[BucketEntry, ...]:
+    def buckets(self, spec: TableSpec, partition: str, version: int | PartitionVersion) -> tuple[BucketEntry, ...]:
         """The buckets of a version. Raises ConfigurationError (``unfit-for-iceberg``) if Iceberg can't read its files."""
         buckets = self.table.version(partition, version).buckets
         unfit = {

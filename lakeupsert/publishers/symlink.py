@@ -154,9 +154,7 @@ class SymlinkPublisher(TablePublisher):
         """See `Publisher`."""
         spec, shown = self.spec_of(newest.body), newest.body.partitions
         self._shape(spec)
-        self._refuse_unfit(
-            spec, self.table.map_concurrently(lambda p: self.table.version(p, shown[p].version), list(shown))
-        )
+        self._refuse_unfit(spec, self.table.map_concurrently(lambda p: self.table.version(p, shown[p]), list(shown)))
 
     def garbage(self, oldest: int, newest: int) -> list[ObjectInfo]:
         """Manifests that no snapshot from ``oldest`` on needs and no partition points to; none if the catalog lacks ``newest``.
@@ -288,7 +286,7 @@ class SymlinkPublisher(TablePublisher):
     def _write_manifests(self, spec: TableSpec, body: Snapshot, changed: Collection[Values]) -> None:
         """Write the manifests of these partitions, after all of them were found fit."""
         names = {p: now for p, now in body.partitions.items() if tuple(value_texts(spec, p).values()) in changed}
-        manifests = self.table.map_concurrently(lambda p: self.table.version(p, names[p].version), list(names))
+        manifests = self.table.map_concurrently(lambda p: self.table.version(p, names[p]), list(names))
         self._refuse_unfit(spec, manifests)
 
         def write(manifest: Manifest) -> None:

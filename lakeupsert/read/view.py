@@ -218,6 +218,8 @@ class View:
     def manifest(self, partition: str, known: Link[Manifest] | None = None) -> Link[Manifest]:
         """The version of a partition that the snapshot shows. ``known``: one that was read before, and may be that one."""
         shown, chain = self.snapshot.partitions[partition], self.objects.partition(partition)
+        if shown.group is not None:
+            return self.objects.grouped(partition, shown)
         manifest = known if known and known.number == shown.version else chain.get(shown.version)
         if manifest is None or manifest.body.merged != shown.merged:
             named_by = "`latest`" if self.number is None else f"Snapshot {self.number}"

@@ -8,7 +8,7 @@ Repeat    safe; reads only. Trimmed versions are not an error: the page says wha
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Literal
 
@@ -207,7 +207,15 @@ def _heads(table: OpenTable, touches: Mapping[str, Sequence[int]]) -> dict[str, 
     snapshot = table.history.last_snapshot()
     shown = snapshot.body.partitions if snapshot else {}
     named = [p for p, numbers in touches.items() if p in shown and shown[p].merged >= numbers[-1]]
-    found = table.resources.map_concurrently(lambda p: table.history.objects.partition(p).get(shown[p].version), named)
+    objects = table.history.objects
+
+    def read(partition: str) -> Link[Manifest] | None:
+        version = shown[partition]
+        if version.group is None:
+            return objects.partition(partition).get(version.version)
+        return replace(objects.grouped(partition, version), number=version.version + 1)  # it follows that version
+
+    found = table.resources.map_concurrently(read, named)
     heads = {p: link for p, link in zip(named, found, strict=True) if link is not None}
     return heads | table.history.heads(touches.keys() - heads.keys())
 

@@ -18,13 +18,14 @@ import pyarrow as pa
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.storage import ObjectInfo, ObjectStore
+from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 from lakeupsert.table import metadata
-from lakeupsert.table.chain import FORMAT, Chain, Held, refuse_newer
+from lakeupsert.table.chain import FORMAT, Chain, Held, Link, refuse_newer
+from lakeupsert.table.group import FEATURE, read_group, write_group
 from lakeupsert.table.lease import Lease
 from lakeupsert.table.ledger import LedgerEntry, check_entry
 from lakeupsert.table.manifest import Manifest, check_manifest
-from lakeupsert.table.snapshot import Snapshot, check_snapshot
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot, check_snapshot
 from lakeupsert.table.source import SourceEntry
 from lakeupsert.table.spec import TableSpec, check_spec
 
@@ -37,8 +38,12 @@ KEYS = f"{HOME}/keys"
 QUARANTINE = f"{HOME}/quarantine"
 STATEMENT_ROWS = f"{HOME}/statements"
 """The appended rows of updates and deletes, which no landing file has."""
+GROUPS = f"{HOME}/groups"
+"""Manifests that have no version in a chain."""
 LISTED_TOGETHER = 1000
 """Objects in an answer to a LIST: S3's limit. Azure's is higher, and a local store has none."""
+KEPT_GROUPS = 64
+"""How many groups stay in memory, some 2 kB a partition. Fewer: who reads many partitions may read a group twice."""
 LONGEST_PARTITION = 200
 """Maximum bytes of a partition's folder name. File systems allow 255, and temporary names need some of them."""
 WHOLE_TABLE = "whole-table"
@@ -66,14 +71,14 @@ _FILES: dict[FileKind, tuple[str, str]] = {
 rows were merged. A cut is stored only until the merge that reads it has ended, like the results of units."""
 _KINDS = "|".join(
     rf"{kind}-(\d+)-[0-9a-f]{{32}}\.{re.escape(ending)}"
-    for kind, ending in [("unit", "json"), *((kind, ending) for kind, (_, ending) in _FILES.items())]
+    for kind, ending in [("unit", "json"), ("group", "json"), *((kind, ending) for kind, (_, ending) in _FILES.items())]
 )
 OWN_NAMES = re.compile(f"(?:.*/)?(?:{_KINDS})")
 """The names of our files, each of which is written once."""
 
 
 def _parse_spec(spec: TableSpec, where: str) -> None:
-    refuse_newer(where, FORMAT, spec.requires)
+    refuse_newer(where, FORMAT, [feature for feature in spec.requires if feature != FEATURE])
     assert spec.schema is not None, "it is decoded here"
 
 
@@ -97,6 +102,7 @@ class TableObjects:
         self.leases: Chain[Lease] = Chain(store, f"{HOME}/leases", "lease", Lease, lambda old, new: None)  # never held
         self.upkeep: Chain[Lease] = Chain(store, f"{HOME}/upkeep", "lease", Lease, lambda old, new: None)
         self.snapshots = Chain(store, f"{HOME}/snapshots", "snapshot", Snapshot, check_snapshot, held=held)
+        self._groups: dict[str, dict[str, Manifest]] = {}  # the last `KEPT_GROUPS`
 
     def __reduce__(self) -> tuple[type["TableObjects"], tuple[ObjectStore]]:
         return TableObjects, (self.store,)
@@ -110,6 +116,42 @@ class TableObjects:
 
     def partition(self, partition: str) -> Chain[Manifest]:
         return Chain(self.store, f"{PARTITIONS}{partition}", "manifest", Manifest, check_manifest, held=self.held)
+
+    def grouped(self, partition: str, shown: PartitionVersion) -> Link[Manifest]:
+        """The manifest that a snapshot shows, if it is in a group. It has the number of the version below it."""
+        assert shown.group is not None
+        name = shown.group.name
+        if (manifests := self._groups.get(name)) is None:
+            try:
+                manifests = self._keep_group(name, read_group(self.store, name, _merged_again(partition)))
+            except NotFoundError as e:
+                raise self.missing_group(partition, name) from e
+        if partition not in manifests or manifests[partition].merged != shown.merged:
+            why = f"it lacks {partition} at batch {shown.merged}"
+            raise metadata.damaged(self.store.uri(name), "a group", why, _merged_again(partition))
+        return Link(shown.version, shown.write_id, None, "", manifests[partition], clock.elapsed())
+
+    def missing_group(self, partition: str, name: str) -> DamagedTableError:
+        """The error for a missing group, in which a snapshot shows the partition."""
+        return DamagedTableError(
+            "missing-version",
+            f"A snapshot shows {partition} in a group of manifests that is missing: {self.store.uri(name)}. Something other "
+            "than lakeupsert deleted it. No row is lost, but the partition can't be read in that snapshot.",
+            next=_merged_again(partition),
+            partition=partition,
+        )
+
+    def store_group(self, number: int, manifests: dict[str, Manifest]) -> str:
+        """Write manifests that snapshot ``number`` is to name. Returns the object's name."""
+        name = f"{GROUPS}/group-{number}-{clock.new_id()}.json"
+        write_group(self.store, name, self._keep_group(name, manifests))
+        return name
+
+    def _keep_group(self, name: str, manifests: dict[str, Manifest]) -> dict[str, Manifest]:
+        self._groups[name] = manifests
+        for oldest in list(self._groups)[:-KEPT_GROUPS]:
+            self._groups.pop(oldest, None)  # another thread may have been faster
+        return manifests
 
     def list_manifests(self, snapshots: Iterable[Snapshot] = ()) -> Manifests:
         """One LIST for every `LISTED_TOGETHER` stored manifests. It is to find those of these snapshots."""
@@ -263,6 +305,12 @@ def value_texts(spec: TableSpec, partition: str) -> dict[str, str]:
 def partition_text(partition: str) -> str:
     """The values of `partition_texts` without the columns, for people who know these; the name if there are none."""
     return "/".join(partition_texts(partition).values()) or partition
+
+
+def _merged_again(partition: str) -> str:
+    """The advice if a group of manifests can't be read."""
+    command = f"lakeupsert reprocess --partition {shlex.quote(partition)}"
+    return f"run `{command}`, which merges its last batches again and publishes them; or {metadata.FROM_BACKUP}"
 
 
 def rebuild_command(partition: str) -> str:

@@ -10,6 +10,18 @@ WRITE_ID_DIGITS = 8
 """Of a manifest's write id in a snapshot. More: each snapshot of a table of many partitions grows. Less: two may be equal."""
 
 
+class Grouped(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a manifest that a snapshot shows instead of a version of the partition's chain.
+
+    Attributes:
+        name: of the group, an object with the manifests of several partitions.
+        merged: of the chain's version, which is older. Batches above it are not merged there.
+    """
+
+    name: str
+    merged: int
+
+
 class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One partition in a snapshot: its manifest version and that version's figures.
 
@@ -21,6 +33,7 @@ class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         debt: see `BucketEntry.debt`, of all buckets.
         write_id: the first digits of the manifest's. A version that was lost and written again has another one, and may have the
             same figures.
+        group: if it shows a manifest in a group: ``version`` is then the newest of the chain, on which that one is based.
     """
 
     version: int
@@ -33,6 +46,12 @@ class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     deltas: int = 0
     debt: int = 0
     write_id: str
+    group: Grouped | None = None
+
+    @property
+    def merged_in_chain(self) -> int:
+        """`Manifest.merged` of ``version`` itself."""
+        return self.group.merged if self.group else self.merged
 
     @classmethod
     def of(cls, manifest: Manifest, version: int, write_id: str = "") -> "PartitionVersion":
@@ -78,7 +97,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         A fence that was appended to the remaining versions may have that number, but it has a smaller `merged`.
         """
         shown = self.partitions.get(partition)
-        return shown is not None and (head is None or head.number < shown.version or head.body.merged < shown.merged)
+        return shown is not None and (
+            head is None or head.number < shown.version or head.body.merged < shown.merged_in_chain
+        )
 
     def shows(self, other: "Snapshot") -> bool:
         """Whether readers of both snapshots see the same."""

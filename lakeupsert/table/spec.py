@@ -126,7 +126,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         history: whether merges keep the versions that they supersede (`read.history`).
         versions: whether a row's batch is stored with it, as `BATCH`.
         statements: whether an `update` or `delete` has changed the table: rows of any appended file may be deletes from then on.
-        requires: features without which nobody may read or write the table. Always empty: a later lakeupsert may name some.
+        requires: features without which nobody may read or write the table (`table.group.FEATURE`).
         arrow_schema: the schema as Arrow IPC in base64, with field ids in the fields' metadata and with the partition columns.
         renames: all renames, drops and retypes, oldest first.
         one_name_since: in files that were written after at least so many of ``renames``, a field has one name for ever. None: it
@@ -439,6 +439,7 @@ def check_spec(old: TableSpec | None, new: TableSpec) -> None:
     broken += ["file_names"] if new.file_names[: len(old.file_names)] != old.file_names else []
     broken += ["one_name_since"] if old.one_name_since not in (None, new.one_name_since) else []
     broken += ["statements"] if old.statements and not new.statements else []
+    broken += ["requires"] if not set(old.requires) <= set(new.requires) else []
     if broken or new.last_field_id < old.last_field_id:
         raise DamagedTableError(
             "broken-invariant",

@@ -55,7 +55,10 @@ type ledgerEntry struct{ Snapshot *int }
 
 type snapshot struct {
 	SpecVersion int `json:"spec_version"`
-	Partitions  map[string]struct{ Version, Merged int }
+	Partitions  map[string]struct {
+		Version, Merged int
+		Group           *struct{ Name string }
+	}
 	Tags        map[string]int
 	Expired     int
 }
@@ -131,14 +134,20 @@ func (t *table) head(chain string) int {
 	return must(strconv.Atoi(complement(entries[at].Name()[1:21])))
 }
 
-// read fills body from a version of a chain.
-func (t *table) read(chain, kind string, number int, body any) {
-	path := filepath.Join(t.root, "_lakeupsert", chain, "v"+complement(fmt.Sprintf("%020d", number))+".json")
+// checked returns the bytes of an object of metadata.
+func checked(path string) []byte {
 	data := must(os.ReadFile(path))
 	at := digestField.FindSubmatchIndex(data)
 	require(at != nil, "%s is damaged: it does not end with its digest", path)
 	sum := sha256.Sum256(data[:at[0]])
 	require(hex.EncodeToString(sum[:]) == string(data[at[2]:at[3]]), "%s is damaged: its digest differs", path)
+	return data
+}
+
+// read fills body from a version of a chain.
+func (t *table) read(chain, kind string, number int, body any) {
+	path := filepath.Join(t.root, "_lakeupsert", chain, "v"+complement(fmt.Sprintf("%020d", number))+".json")
+	data := checked(path)
 	var link struct {
 		Format, Number int
 		Kind           string
@@ -171,7 +180,9 @@ func open(root string, wanted int) *table {
 		t.read("snapshots", "snapshot", wanted, &t.shown)
 	}
 	t.read("spec", "spec", t.shown.SpecVersion, &t.spec)
-	require(len(t.spec.Requires) == 0, "the table requires %q, which this reader does not know", t.spec.Requires)
+	for _, feature := range t.spec.Requires {
+		require(feature == "groups", "the table requires %q, which this reader does not know", feature)
+	}
 	for _, rename := range t.spec.Renames {
 		require(rename.Retyped == nil, "the column %q was retyped, and this reader converts no values", rename.Name)
 	}
@@ -390,6 +401,20 @@ func (t *table) print(out *json.Encoder, of dataFile, partition row) {
 	}
 }
 
+// group returns a partition's manifest in an object that has those of several.
+func (t *table) group(name, folder string) manifest {
+	path := filepath.Join(t.root, name)
+	var found struct {
+		Format    int
+		Manifests map[string]manifest
+	}
+	must(0, json.Unmarshal(checked(path), &found))
+	require(found.Format <= greatestFormat, "%s has format %d, which this reader does not know", path, found.Format)
+	own, exists := found.Manifests[folder]
+	require(exists, "%s lacks the manifest of %s", path, folder)
+	return own
+}
+
 func main() {
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -406,7 +431,11 @@ func main() {
 	t, out := open(os.Args[1], wanted), json.NewEncoder(&printed)
 	for folder, entry := range t.shown.Partitions {
 		var version manifest
-		t.read("partitions/"+folder, "manifest", entry.Version, &version)
+		if entry.Group != nil {
+			version = t.group(entry.Group.Name, folder)
+		} else {
+			t.read("partitions/"+folder, "manifest", entry.Version, &version)
+		}
 		require(version.Merged == entry.Merged, "manifest %d of %s is not the one that the snapshot shows", entry.Version, folder)
 		for _, bucket := range version.Buckets {
 			for _, of := range append(bucket.Base, bucket.Deltas...) {

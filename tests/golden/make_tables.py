@@ -3,9 +3,10 @@
     PYTHONPATH=CHECKOUT python tests/golden/make_tables.py FOLDER
 
 CHECKOUT is a clone of the release that writes: the first commit with ADR 0051 wrote those in `tables/`, and one of that format
-`appended`. The first commit with format 2 (ADR 0053) wrote `appended_2`. No later change may break them, so never write one of
-them again: add a new one beside it. Each table becomes one archive: `lake/landing`, `lake/processed`, `later.jsonl` (the files
-of one more night), `expected.json` (what readers saw before and after that night) and `README` (this promise).
+`appended`. The first commit with format 2 (ADR 0053) wrote `appended_2`, and the first one with ADR 0066 `groups`. No later
+change may break them, so never write one of them again: add a new one beside it. Each table becomes one archive:
+`lake/landing`, `lake/processed`, `later.jsonl` (the files of one more night), `expected.json` (what readers saw before and after
+that night) and `README` (this promise).
 `tests/integration/test_golden_tables.py` reads, merges, compacts and vacuums them.
 """
 
@@ -15,10 +16,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
+from lakeupsert import Table
+from lakeupsert.pipeline.opened import OpenTable
 from tests.harness.lake import Lake, row
 
 NIGHTS, KEYS, DAYS = 5, 40, 3
@@ -31,12 +35,16 @@ Every later lakeupsert reads, merges, compacts and vacuums this table, and shows
 
 @dataclass(frozen=True)
 class Case:
-    """Settings of a table; ``prepare`` runs before its first night, ``change`` after its third, ``leave`` at the end."""
+    """Settings of a table; ``prepare`` runs before its first night, ``change`` after its third, ``leave`` at the end.
+
+    ``lead``: one process leads it through all nights.
+    """
 
     settings: Mapping[str, object] = field(default_factory=dict)
     prepare: Callable[[Lake], object] = lambda lake: None
     change: Callable[[Lake], object] = lambda lake: None
     leave: Callable[[Lake], object] = lambda lake: None
+    lead: bool = False
 
 
 def adopt(lake: Lake) -> None:
@@ -72,6 +80,7 @@ CASES = {
     "floors": Case({"tombstone_retention": "0s", "strategy": "rewrite"}),
     "appended": Case({"strategy": "delta", "bucket": "2KB"}, leave=append),
     "appended_2": Case({"strategy": "delta", "bucket": "2KB"}, leave=append),
+    "groups": Case({"strategy": "delta"}, lead=True),
 }
 
 
@@ -118,11 +127,15 @@ def make(name: str, case: Case, target: Path) -> None:
         root = Path(folder) / "lake"
         lake = Lake(root, **case.settings)
         case.prepare(lake)
+        opened = OpenTable("t", lake.settings)
+        leader = Table.of(opened)
         for number in range(1, NIGHTS + 1):
             (root / "landing" / f"{number}.jsonl").write_text(lines(night(number, name)))
-            lake.run()
+            with opened.leading() if case.lead else nullcontext():
+                (leader if case.lead else lake.table).run(host="local")
             if number == 3:
                 case.change(lake)
+        leader.close()
         case.leave(lake)
         expected = {"before": read(lake)}
         lake.table.close()

@@ -12,7 +12,7 @@ import pytest
 from lakeupsert import Table
 from lakeupsert.config import ReadSettings, TableSettings
 from lakeupsert.errors import RefusedError
-from lakeupsert.pipeline import strategy
+from lakeupsert.pipeline import previews, strategy
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import keeping
@@ -234,14 +234,17 @@ def test_a_batch_is_not_refused_because_of_what_the_leader_remembers(tmp_path: P
 
 @pytest.mark.parametrize(("days", "batches"), [(3, 70), (20, 5)])
 def test_batch_asks_for_nothing_that_the_leader_knows(tmp_path: Path, days: int, batches: int) -> None:
-    """It writes a pack, an entry and a snapshot, and for each partition a delta and a manifest. Each 64th batch also
-    repeats the headers of the ledger in an object."""
+    """It writes a pack, an entry, a group of manifests and a snapshot, for each partition a delta, and up to four versions.
+    Each 64th batch also repeats the headers of the ledger in an object."""
     leader = Leader(Lake(tmp_path, strategy="delta"))
-    leader.ingest(range(days))
+    for _ in range(3):  # the third one allows groups
+        leader.ingest(range(days))
     for number in range(batches):
         before = Counter(leader.table.requests)
         leader.ingest(range(days))
         sent = +(Counter(leader.table.requests) - before)
-        headers = number % 64 == 62
-        assert sent == +Counter(put=days + 1, create=days + 2 + headers, get=headers), number
+        headers, versions = (number + 2) % 64 == 62, range(min(days, previews.VERSIONS_A_BATCH) + 1)
+        # A group is not written if each partition gets a version.
+        bounds = (Counter(put=days + 1 + (n < days), create=2 + n + headers, get=headers) for n in versions)
+        assert any(sent == +bound for bound in bounds), number
     leader.lake.finish_and_check()

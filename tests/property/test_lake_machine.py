@@ -22,7 +22,8 @@ from hypothesis.stateful import (
 from lakeupsert import Table
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, RefusedError, TryAgainError
-from lakeupsert.pipeline import strategy, table_keys
+from lakeupsert.operations import vacuum as vacuuming
+from lakeupsert.pipeline import previews, strategy, table_keys
 from lakeupsert.pipeline.merge import units
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import WorkerOptions
@@ -249,10 +250,17 @@ def test_lake_of_keys_that_move_equals_a_dict_after_every_step() -> None:
 
 
 class LedLake(LakeMachine):
-    """One process leads for long and takes heads from memory, while all others commit beside it."""
+    """One process leads for long, takes heads from memory and publishes groups, while all others commit beside it."""
 
     leader: Any = None
     retention: ClassVar[dict[str, Any]] = {"keep_snapshots": 2, "superseded_retention": "0s"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch.setattr(previews, "LEAST_PARTITIONS", 1)
+        self.patch.setattr(previews, "MOST_MERGES", 3)
+        for age in ("ORPHANS_KEPT", "ORPHANED_PACKS_KEPT"):  # so that fences alone protect what is not committed
+            self.patch.setattr(vacuuming, age, vacuuming.timedelta(0))
 
     @rule(steps=st.lists(st.sampled_from(["append", "dedupe", "publish"]), min_size=1, max_size=4))
     def lead(self, steps: list[str]) -> None:

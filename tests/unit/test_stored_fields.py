@@ -10,6 +10,7 @@ import pytest
 from lakeupsert.config import DialectSettings, Reading
 from lakeupsert.decoding import convert, decoder_of
 from lakeupsert.table import chain
+from lakeupsert.table.group import Group
 from lakeupsert.table.ledger import Headers, LedgerEntry
 from lakeupsert.table.manifest import NO_ROWS, Manifest
 from lakeupsert.table.reading import StoredReading
@@ -17,7 +18,7 @@ from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.work import RewriteOrder
 
-BODIES = (TableSpec, LedgerEntry, Headers, Manifest, Snapshot, RewriteOrder)
+BODIES = (TableSpec, LedgerEntry, Headers, Manifest, Group, Snapshot, RewriteOrder)
 OF_SETTINGS = (
     b'{"format":"auto","delimiter":",","quote":null,"escape":"","header":null,"columns":[],"encoding":"utf-8","null":null,'
     b'"decimal_separator":".","dialects":[],"dates":{},"envelope":null,"only":{},"aliases":{},"positions":false,"types":false,'
@@ -89,7 +90,7 @@ SPARSE = {
     "Touched": {"digest": None, "superseded_digest": None, "moved": 0, "followed": 0, "extract": None},
     "FullExtract": {"replaces": False, "within": ()},
     "Statement": {"set": {}, "where": None, "keys": None},
-    "PartitionVersion": {"added": -1, "bits": 0, "deltas": 0, "debt": 0},
+    "PartitionVersion": {"added": -1, "bits": 0, "deltas": 0, "debt": 0, "group": None},
 }
 """Fields that may be absent, and what that means; in all other objects a field that is absent is null, 0, false or empty."""
 

@@ -267,7 +267,9 @@ class _Search:
     def _versions(self, partition: str) -> tuple[Link[Manifest] | None, Link[Manifest] | None]:
         """The partition's newest version, and the one that readers see."""
         head = self.table.history.objects.partition(partition).head()
-        return head, self.view.manifest(partition, head) if partition in self.view.snapshot.partitions else None
+        shown = self.view.manifest(partition, head) if partition in self.view.snapshot.partitions else None
+        is_ahead = shown is not None and head is not None and shown.body.merged > head.body.merged  # in a group
+        return shown if is_ahead else head, shown
 
     def explain_all(self, partitions: Sequence[str]) -> list[ExplainedPartition]:
         """The key in each partition that has it, several partitions at a time."""

@@ -90,9 +90,7 @@ def recompute(
     asked, partitions = partitions, sorted(snapshot.body.partitions) if view.spec.key_scope == "table" else partitions
     entries = table.history.entries(-1, snapshot.body.batch)
     shown = {
-        p: table.history.version(p, snapshot.body.partitions[p].version)
-        for p in partitions
-        if p in snapshot.body.partitions
+        p: table.history.version(p, snapshot.body.partitions[p]) for p in partitions if p in snapshot.body.partitions
     }
     settled = {p: m for p, m in shown.items() if all(b.settled for b in m.buckets)}
     counted = shown if view.spec.key_scope == "table" else settled

@@ -31,6 +31,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.convert import texts_like
 from lakeupsert.storage import ObjectReader
 from lakeupsert.table.evolution import evolve, is_retypable
+from lakeupsert.table.group import FEATURE
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.misnamed import did_you_mean
 from lakeupsert.table.spec import TableSpec
@@ -57,6 +58,9 @@ def plan_spec(
     new = known_types(table.declaration, {name: type_ for name, type_ in observed.items() if name not in own}, given)
     fields = [(name, (grown | new)[name]) for name in observed if name in grown or name in new]
     spec = evolve(known, pa.schema([*fields, *((name, type_) for name, type_ in given.items() if name in own)]))
+    if table.history.previews.wanted and FEATURE not in spec.requires:
+        table.history.previews.forget()
+        spec = msgspec.structs.replace(spec, requires=(*spec.requires, FEATURE))
     warnings = [
         *open_parts(table.declaration, observed, given, own, ahead=ahead),
         *_renamed_at_the_source(table.declaration, known, spec, surveys),

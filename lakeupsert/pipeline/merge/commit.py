@@ -7,7 +7,7 @@ Repeat    safe: only one writer appends a version; another writer's step becomes
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -85,8 +85,11 @@ class PartitionResult:
         )
 
 
-def commit(resources: Resources, history: History, merge: Merge) -> Link[Manifest] | None:
-    """Append the partition's next version, and delete the files that a lost race leaves over.
+def commit(
+    resources: Resources, history: History, merge: Merge, previews: Collection[str] = ()
+) -> Link[Manifest] | None:
+    """Append the partition's next version, and delete the files that a lost race leaves over. A partition in ``previews`` gets a
+    preview instead.
 
     Returns None if the step must be merged again, because another writer changed a bucket.
     """
@@ -103,6 +106,10 @@ def commit(resources: Resources, history: History, merge: Merge) -> Link[Manifes
         "worker": f"{socket.gethostname()}:{os.getpid()}",
     }
     begun = clock.elapsed()
+    if step.partition in previews and head is not None:
+        preview = history.previews.add(head, version_after(step, head, outputs, provenance))
+        resources.emit(_event(resources, merge, preview, clock.elapsed() - begun))
+        return preview
     while True:
         outcome = chain.append(version_after(step, head, outputs, provenance), head)
         if outcome.link is not None:

@@ -13,7 +13,7 @@ repeated message changes when a partition is merged, never what it becomes.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -25,16 +25,19 @@ from lakeupsert.errors import DamagedTableError, TryAgainError
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.merge.commit import PartitionResult, commit
 from lakeupsert.pipeline.merge.cuts import Merge, merge_steps
-from lakeupsert.pipeline.merge.state import read_states
+from lakeupsert.pipeline.merge.state import merges_one_by_one, read_states
 from lakeupsert.pipeline.merge.steps import Step, step_of
 from lakeupsert.pipeline.merge.units import Unit, UnitResult, UnitResults, is_large, is_shared, pass_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.resources import Resources
+from lakeupsert.pipeline.standing import unpublished_up_to
 from lakeupsert.retries import CHAIN_ATTEMPTS
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.storage.keeping import KeepingStore
 from lakeupsert.table.chain import Link, races_exhausted
+from lakeupsert.table.group import FEATURE
 from lakeupsert.table.manifest import Manifest
+from lakeupsert.table.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +80,7 @@ def dedupe_partitions(
         heads = {}
         for run in _calls(steps):
             found = merge_steps(engine, resources.store, run, resources.discard, begun)
-            merges = [one for one in found if not isinstance(one, Exception)]
-            links = iter(resources.map_concurrently(partial(commit, resources, history), merges))
+            links = _commit_all(table, snapshot, todo, [one for one in found if not isinstance(one, Exception)])
             failures: dict[str, Exception] = {}
             for step, one in zip(run, found, strict=True):
                 partition, link = step.partition, next(links) if isinstance(one, Merge) else None
@@ -103,6 +105,42 @@ def dedupe_partitions(
                 results[partition] = PartitionResult(partition).failed(engine.name, failure)
             begun = clock.elapsed()
     return list(results.values())
+
+
+def _commit_all(
+    table: OpenTable, snapshot: Link[Snapshot] | None, wanted: Mapping[str, int], merges: Sequence[Merge]
+) -> Iterator[Link[Manifest] | None]:
+    """The `commit` of each merge; a preview if it needs no version, and no batch that is ``wanted`` follows it."""
+    last = [one for one in merges if one.step.up_to == wanted[one.step.partition]]
+    previews = frozenset(one.step.partition for one in last if _may_be_preview(table.history, snapshot, one))
+    each = partial(commit, table.resources, table.history, previews=previews)
+    return iter(table.resources.map_concurrently(each, merges))
+
+
+def _may_be_preview(history: History, snapshot: Link[Snapshot] | None, merge: Merge) -> bool:
+    """Whether the merge needs no version, because a leader shows it in a group: it is of one batch, the first that readers do not
+    see, and everybody else would merge that batch to the same rows."""
+    step, head = merge.step, merge.step.head
+    shown = snapshot.body.partitions.get(step.partition) if snapshot else None
+    if snapshot is None or shown is None or head is None or step.work is not None or len(step.pending) != 1:
+        return False
+    entry = step.pending[0].body
+    is_plain = entry.kind == "batch" and head.body.failed is None and not any(o.quarantine for o in merge.outputs)
+    is_next = (
+        shown.version == head.number
+        and shown.merged == head.body.merged
+        and step.partition not in snapshot.body.lagging
+    )
+    if not is_plain or not is_next or merges_one_by_one(head, step.pending, step.partition):
+        return False
+    if unpublished_up_to(history, snapshot.body, step.up_to - 1):
+        return False
+    if not history.previews.may_add(head, step.up_to, len(entry.touched)):
+        return False
+    if FEATURE not in step.spec.requires:
+        history.previews.wanted = True
+        return False
+    return True
 
 
 def _is_overtaken(history: History, step: Step, error: Exception) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.integrity import refuse_another_entry
+from lakeupsert.pipeline.previews import Preview
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, active_batches
 from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, Manifest
@@ -88,23 +89,34 @@ def read_states(
     ``snapshot``, or committed since."""
     found: dict[str, tuple[Link[Manifest] | None, PartitionState | None]] = {}
     for partition, batch in wanted.items():
-        head = heads.get(partition)
+        head, shows = heads.get(partition), snapshot.body if snapshot else None
+        if isinstance(head, Preview) and head.is_unseen(shows) and batch > head.body.merged:
+            head = head.base  # so that each batch gets a version, and can be published if a later one can't
         if work is None:
             head = history.behind(snapshot, partition, head, up_to=batch)
-            state = next_state(history, partition, batch, snapshot.body if snapshot else None, head)
+            state = next_state(history, partition, batch, shows, head)
         elif head is not None and head.body.reprocessed == work:
             state = None  # The message came again. Vacuum may have deleted the work object, so that must not be read.
         else:
             head = history.behind(snapshot, partition, head, from_landing=history.work(work).source == "landing")
-            state = rewrite_state(history, head, partition, work)
+            shown = shows.partitions.get(partition) if shows else None
+            if shown is not None and head is not None and head.body.merged < shown.merged:
+                # Readers see later batches in a group. A rewrite without them would be shown only when they are merged.
+                state = next_state(history, partition, shown.merged, shows, head)
+            else:
+                state = rewrite_state(history, head, partition, work)
         found[partition] = head, state
     return found
 
 
 def merged_up_to(partition: str, head: Link[Manifest] | None, snapshot: Snapshot | None) -> int:
-    """A partition has every entry up to this number: by its head, or by the snapshot if that does not list it as lagging."""
+    """A partition has every entry up to this number: by its head, or by the snapshot if that does not list it as lagging, or
+    show more of it in a group."""
     merged = head.body.merged if head else 0
-    return merged if snapshot is None or partition in snapshot.lagging else max(merged, snapshot.batch)
+    shown = snapshot.partitions.get(partition) if snapshot else None
+    if snapshot is None or partition in snapshot.lagging or (shown is not None and merged < shown.merged):
+        return merged
+    return max(merged, snapshot.batch)
 
 
 def next_state(
