@@ -44,8 +44,10 @@ from lakeupsert.storage.clients import counted
 from lakeupsert.storage.remote import (
     PROBE,
     UNTOUCHED,
+    ConditionError,
     Parts,
     Piece,
+    RangeError,
     RangeReader,
     ServerStore,
     unreachable,
@@ -70,14 +72,6 @@ _AZURES = (
 )
 """Hosts of Microsoft's own storage. Others are emulators."""
 _TAKEN = {"BlobAlreadyExists", "ConditionNotMet", "PathAlreadyExists", "UnauthorizedBlobOverwrite"}
-
-
-class _TakenError(Exception):
-    """The blob exists (create), or was replaced (read)."""
-
-
-class _RangeError(Exception):
-    """The range is behind the end of the blob."""
 
 
 class AdlsStore(ServerStore):
@@ -174,7 +168,7 @@ class AdlsStore(ServerStore):
             self._run(
                 "create", "upload_blob", name, lambda: self._fs._pipe_file(path, data, mode="create", retry_total=0)
             )
-        except _TakenError:
+        except ConditionError:
             return False
         except StoreUnavailableError as e:
             raise UnknownOutcomeError(e.message) from e
@@ -224,9 +218,9 @@ class AdlsStore(ServerStore):
 
         try:
             return self._run("get", "download_blob", name, read)
-        except _TakenError as e:
+        except ConditionError as e:
             raise NotFoundError(name) from e
-        except _RangeError:  # any range of an empty blob, and one behind the end
+        except RangeError:  # any range of an empty blob, and one behind the end
             return Piece(b"", 0, "")
 
     @property
@@ -286,9 +280,9 @@ class AdlsStore(ServerStore):
             what = f"{operation} was answered {status} by something that is not Azure Storage; is a proxy or a web server there?"
             return unreachable(self.uri(name), what)
         if kind in ("create", "get") and (status == 412 or code in _TAKEN):
-            return _TakenError(name)
+            return ConditionError(name)
         if status == 416:
-            return _RangeError(name)
+            return RangeError(name)
         if code in ("ContainerNotFound", "FilesystemNotFound"):
             return ConfigurationError(
                 "no-container",

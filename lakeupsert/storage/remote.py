@@ -84,6 +84,14 @@ def unreachable(uri: str, what: str) -> StoreUnavailableError:
     )
 
 
+class ConditionError(Exception):
+    """The object exists (create), or was replaced (read)."""
+
+
+class RangeError(Exception):
+    """The range is behind the end of the object."""
+
+
 class TooManyRequestsError(StoreUnavailableError):
     """The store refused a request because it gets too many."""
 

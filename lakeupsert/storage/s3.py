@@ -35,8 +35,10 @@ from lakeupsert.storage.clients import counted
 from lakeupsert.storage.remote import (
     PROBE,
     UNTOUCHED,
+    ConditionError,
     Pace,
     Piece,
+    RangeError,
     RangeReader,
     ServerClock,
     ServerStore,
@@ -79,14 +81,6 @@ _NETWORK = (
 )
 
 
-class _ConditionError(Exception):
-    """412: the object exists (create), or was replaced (read)."""
-
-
-class _RangeError(Exception):
-    """416: the range is behind the end of the object."""
-
-
 class _ConflictError(Exception):
     """409: another request for the same name is under way."""
 
@@ -116,7 +110,7 @@ class S3Store(ServerStore):
         wanted = None if part is None else f"bytes={part[0]}-{part[0] + part[1] - 1}"
         try:
             return self._read(name, wanted).data
-        except _RangeError:
+        except RangeError:
             return b""
 
     def head(self, name: str) -> ObjectInfo | None:
@@ -153,13 +147,13 @@ class S3Store(ServerStore):
     def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
         try:
             tail = self._read(name, f"bytes=-{TAIL_BYTES}", etag)
-        except _RangeError:
+        except RangeError:
             tail = self._read_without_range(name, etag)
 
         def read(start: int, end: int) -> bytes:
             try:
                 return self._read(name, f"bytes={start}-{end - 1}", tail.etag).data
-            except _RangeError:
+            except RangeError:
                 return b""
 
         opened = ObjectInfo(name, tail.size, tail.etag, 0.0)
@@ -181,7 +175,7 @@ class S3Store(ServerStore):
             try:
                 self._call("create", "put_object", name, Body=data, IfNoneMatch="*")
                 return True
-            except _ConditionError:
+            except ConditionError:
                 return False
             except _ConflictError:
                 pause(attempt)
@@ -222,7 +216,7 @@ class S3Store(ServerStore):
     def _read(self, name: str, wanted: str | None, etag: str | None = None) -> Piece:
         """The range ``wanted`` (the value of a Range header; None: the whole object).
 
-        Raises _RangeError if the object has no byte of it, by what the server says.
+        Raises RangeError if the object has no byte of it, by what the server says.
         """
         options = {"Range": wanted} if wanted else {}
         if etag is not None:
@@ -234,7 +228,7 @@ class S3Store(ServerStore):
                     data = body.read()
                 size = answer.get("ContentRange", "").rpartition("/")[2]
                 return Piece(data, int(size or len(data)), answer["ETag"].strip('"'))
-            except _ConditionError as e:
+            except ConditionError as e:
                 raise NotFoundError(name) from e
             except _NETWORK as e:  # boto3 does not retry an incomplete body
                 last_error = e
@@ -339,9 +333,9 @@ class S3Store(ServerStore):
             what = f"{operation} was answered with a web page ({status}); is a proxy or a web server there?"
             return unreachable(self.uri(name), what)
         if status == 412:
-            return _ConditionError(name)
+            return ConditionError(name)
         if status == 416:
-            return _RangeError(name)
+            return RangeError(name)
         if code in ("NoSuchKey", "NoSuchUpload") or (status == 404 and operation == "head_object"):
             return NotFoundError(name)
         if code == "NoSuchBucket":
