@@ -11,7 +11,7 @@ import pyarrow as pa
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.rows.leaves import leaf_types
 from lakeupsert.table.spec import TableSpec, field_id
-from lakeupsert.table.types import is_list
+from lakeupsert.table.types import is_common_decimal, is_list
 
 Json = str | int | None | Mapping[str, "Json"] | list["Json"]
 NaiveTime = Literal["timestamp_ntz", "timestamp"]
@@ -77,9 +77,8 @@ class DeltaSchema:
         t = pa.types
         if t.is_timestamp(type_):
             return None if type_.unit == "ns" else "timestamp" if type_.tz else self.naive_time
-        if t.is_decimal(type_):
-            fits = type_.precision <= 38 and 0 <= type_.scale <= type_.precision
-            return f"decimal({type_.precision},{type_.scale})" if fits else None
+        if is_common_decimal(type_):
+            return f"decimal({type_.precision},{type_.scale})"
         if t.is_struct(type_):
             return self._struct(type_) if all(self._type(field.type) for field in type_) else None
         if is_list(type_):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from lakeupsert.table.types import is_list
+from lakeupsert.table.types import is_common_decimal, is_list
 
 _NAMES = {
     pa.string(): "string",
@@ -48,7 +48,7 @@ def _type(type_: pa.DataType) -> str | None:
     t = pa.types
     if t.is_timestamp(type_) and type_.unit != "ns":
         return "timestamp"
-    if t.is_decimal(type_) and type_.precision <= 38 and 0 <= type_.scale <= type_.precision:
+    if is_common_decimal(type_):
         return f"decimal({type_.precision},{type_.scale})"
     if t.is_struct(type_):
         fields = [(field.name, _type(field.type)) for field in type_]

@@ -32,7 +32,7 @@ from pyiceberg.types import (
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.table.manifest import Bound, DataFile
 from lakeupsert.table.spec import TableSpec, field_id
-from lakeupsert.table.types import is_list
+from lakeupsert.table.types import is_common_decimal, is_list
 
 UNFIT = "unfit-for-iceberg"
 _SIGNED = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
@@ -141,7 +141,7 @@ def _type(type_: pa.DataType) -> IcebergType | None:
     t = pa.types
     if t.is_timestamp(type_) and type_.unit == "us":
         return TimestampType() if type_.tz is None else TimestamptzType()
-    if t.is_decimal(type_) and type_.precision <= 38 and 0 <= type_.scale <= type_.precision:
+    if is_common_decimal(type_):
         return DecimalType(type_.precision, type_.scale)
     if t.is_struct(type_):
         inner = [(field, _type(field.type)) for field in type_]

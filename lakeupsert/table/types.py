@@ -67,6 +67,18 @@ def is_number(type_: pa.DataType) -> bool:
     return bool(t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_))
 
 
+def decimal_type(precision: int, scale: int) -> pa.DataType | None:
+    """The type of decimals of so many digits, ``scale`` of them behind the point; None if there is none."""
+    if not 0 <= scale <= precision <= 76:
+        return None
+    return pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(precision, scale)
+
+
+def is_common_decimal(type_: pa.DataType) -> bool:
+    """Whether it is a decimal that other formats of tables have too."""
+    return bool(pa.types.is_decimal(type_)) and type_.precision <= 38 and 0 <= type_.scale <= type_.precision
+
+
 def is_text(type_: pa.DataType) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 

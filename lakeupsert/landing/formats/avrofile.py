@@ -41,6 +41,7 @@ from lakeupsert.landing.formats.oldcalendar import OldCalendar
 from lakeupsert.landing.formats.positions import LOG_POSITION, NEEDED
 from lakeupsert.landing.formats.unpacked import XZ_MEMORY, read_varint, unpack_snappy
 from lakeupsert.rows.leaves import leaf_types, map_leaves
+from lakeupsert.table.types import decimal_type
 
 Schema = str | list[Any] | dict[str, Any]
 """A schema of Avro: the name of a type, a union of schemas, or a type with its attributes."""
@@ -366,9 +367,9 @@ def _logical(kind: str, schema: dict[str, Any]) -> _Column | None:
 
 
 def _decimal(precision: int, scale: int) -> _Column | None:
-    if not 0 <= scale <= precision <= 76:
+    type_ = decimal_type(precision, scale)
+    if type_ is None:
         return None
-    type_ = pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(precision, scale)
 
     def value(stored: bytes | None) -> Decimal | None:
         return None if stored is None else _EXACT.scaleb(Decimal(int.from_bytes(stored, "big", signed=True)), -scale)

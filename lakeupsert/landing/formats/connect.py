@@ -19,7 +19,7 @@ from lakeupsert.landing.formats.inference import convert_text
 from lakeupsert.landing.formats.nested import nulls
 from lakeupsert.landing.formats.unavailable import is_unavailable
 from lakeupsert.rows.convert import Converted, convert
-from lakeupsert.table.types import is_number, is_text
+from lakeupsert.table.types import decimal_type, is_number, is_text
 
 Schema = Mapping[str, Any]  # decoded JSON of any kind
 Values = Sequence[Any]
@@ -263,11 +263,8 @@ def _decimal(scale: str, precision: str) -> Encoding | None:
     """None if the schema has no scale. PostgreSQL's money has no precision, and its numeric one of up to 1000 digits."""
     if not re.fullmatch(r"-?\d{1,4}/\d{1,4}", f"{scale}/{precision}"):
         return None
-    digits, places = int(precision), int(scale)
-    type_ = _VARIABLE
-    if 0 <= places <= digits <= 76:
-        type_ = pa.decimal128(digits, places) if digits <= 38 else pa.decimal256(digits, places)
-    return _numbers(type_, partial(_digits, places))
+    places = int(scale)
+    return _numbers(decimal_type(int(precision), places) or _VARIABLE, partial(_digits, places))
 
 
 _BYTES = Encoding(pa.binary(), lambda type_: not is_text(type_), _decode_bytes)
