@@ -14,7 +14,9 @@ _TABLES = """select n.nspname || '.' || c.relname, c.relkind, c.relreplident, ha
     (select coalesce(bool_or(a.attstorage in ('x', 'e') and a.attlen < 0), false) from pg_attribute a
         where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
     format('%I.%I', n.nspname, c.relname), has_schema_privilege(n.oid, 'usage'), row_security_active(c.oid),
-    exists (select from pg_inherits i where i.inhparent = c.oid)
+    exists (select from pg_inherits i where i.inhparent = c.oid),
+    (select min(string_agg(a.attname, ' and ' order by a.attname)) over () from pg_attribute a
+        where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped group by lower(a.attname) having count(*) > 1 limit 1)
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where n.nspname || '.' || c.relname = any (string_to_array(?, E'\\n'))"""
 _COLUMNS = """select n.nspname || '.' || c.relname, a.attname, format_type(a.atttypid, null), a.attgenerated <> '',
@@ -137,7 +139,7 @@ class Postgresql:
             if name not in found:
                 yield f"there is no table {name}", "correct `tables`: each name has its schema, as in public.orders"
                 continue
-            kind, identity, may_read, has_key, has_long, sql, may_enter, is_filtered, has_children = found[name]
+            kind, identity, may_read, has_key, has_long, sql, may_enter, is_filtered, has_children, alike = found[name]
             self._sql[name] = str(sql)
             if kind != "r":
                 yield f"{name} is not an ordinary table", "name its partitions, or the tables behind the view"
@@ -157,6 +159,8 @@ class Postgresql:
                     f"the user may not read {name}",
                     f"run `grant select on {sql} to {self._settings.server.username}`",
                 )
+            elif alike is not None:
+                yield f"columns {alike} of {name} differ by case alone, and the table's may not", "rename one of them"
             elif identity in ("n", "i") or (identity == "d" and has_key != "t"):
                 yield (
                     f"updates and deletes of {name} do not say which row they change",

@@ -26,6 +26,7 @@ create table plain (id int primary key, v int);
 create table unread (id int primary key);
 create table keyless (id int);
 create table parted (id int) partition by range (id);
+create table alike (id int primary key, "Name" text, name text);
 create table long (id int primary key, v text);
 create type pair as (a int, b int);
 create table odd (id int primary key, twice int generated always as (id * 2) stored, p pair, n name, b box, m int[][]);
@@ -37,7 +38,7 @@ alter table secret enable row level security;
 create schema hidden;
 create table hidden.t (id int primary key);
 grant select on parent, secret, hidden.t to mine;
-grant select on plain, keyless, parted, long, odd, "Odd 'name" to mine;
+grant select on plain, alike, keyless, parted, long, odd, "Odd 'name" to mine;
 """
 
 
@@ -126,6 +127,7 @@ class Capture:
         ("public.parted", "not an ordinary table", "its partitions"),
         ("public.parent", "inherit from public.parent", "without heirs"),
         ("public.secret", "row-level security", "alter role mine bypassrls"),
+        ("public.alike", "columns Name and name of public.alike differ by case", "rename"),
         ("hidden.t", "may not use the schema", "grant usage on schema hidden to mine"),
     ],
 )
