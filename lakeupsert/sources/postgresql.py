@@ -160,7 +160,10 @@ class Postgresql:
                     f"run `grant select on {sql} to {self._settings.server.username}`",
                 )
             elif alike is not None:
-                yield f"columns {alike} of {name} differ by case alone, and the table's may not", "rename one of them"
+                yield (
+                    f"columns {alike} of {name} have one name but for case, and so they are one column of the table",
+                    "rename one of them",
+                )
             elif identity in ("n", "i") or (identity == "d" and has_key != "t"):
                 yield (
                     f"updates and deletes of {name} do not say which row they change",
