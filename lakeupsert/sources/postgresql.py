@@ -161,7 +161,7 @@ class Postgresql:
                 )
             elif alike is not None:
                 yield (
-                    f"columns {alike} of {name} have one name but for case, and so they are one column of the table",
+                    f"columns {alike} of {name} differ in upper and lower case only, which lakeupsert ignores",
                     "rename one of them",
                 )
             elif identity in ("n", "i") or (identity == "d" and has_key != "t"):

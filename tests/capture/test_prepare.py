@@ -127,7 +127,7 @@ class Capture:
         ("public.parted", "not an ordinary table", "its partitions"),
         ("public.parent", "inherit from public.parent", "without heirs"),
         ("public.secret", "row-level security", "alter role mine bypassrls"),
-        ("public.alike", "columns Name and name of public.alike have one name", "rename"),
+        ("public.alike", "columns Name and name of public.alike differ", "rename"),
         ("hidden.t", "may not use the schema", "grant usage on schema hidden to mine"),
     ],
 )
