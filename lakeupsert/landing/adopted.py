@@ -17,6 +17,7 @@ from lakeupsert.rows.vectors import deleted_positions, drop_deleted
 from lakeupsert.storage import ObjectInfo, ObjectStore
 from lakeupsert.table.manifest import ColumnStatistics, DataFile
 from lakeupsert.table.spec import FILE, PLACE, TableSpec
+from lakeupsert.table.types import leaf_places
 
 FILE_RANK, PLACE_RANK = pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64())
 ADOPTED_RANK = (FILE_RANK, PLACE_RANK)
@@ -46,12 +47,12 @@ def read_footer(store: ObjectStore, info: ObjectInfo, key: Sequence[str], order_
         schema, footer = stored_schema_of(source, file)
         if why := why_not_in_place(source, file, footer):
             raise UnreadableFileError(info.name, f"{why} Rewrite the file, or land its rows instead.")
-    nulls = dict.fromkeys(key, 0)
+    nulls, places = dict.fromkeys(key, 0), leaf_places(schema)
     for group in map(footer.row_group, range(footer.num_row_groups)):
-        for column in map(group.column, range(group.num_columns)):
-            statistics = column.statistics
-            if column.path_in_schema in nulls and statistics is not None and statistics.has_null_count:
-                nulls[column.path_in_schema] += statistics.null_count
+        for name in nulls.keys() & places.keys():
+            statistics = group.column(places[name].start).statistics
+            if statistics is not None and statistics.has_null_count:
+                nulls[name] += statistics.null_count
     found = statistics_of(footer, foreign_columns(schema, (*key, *order_by)))
     statistics = {schema.names[one.id]: one for one in found}
     return FileFooter(DataFile(name=info.name, rows=footer.num_rows, bytes=info.size), schema, nulls, statistics)

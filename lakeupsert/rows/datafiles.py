@@ -22,7 +22,7 @@ from lakeupsert.table import metadata
 from lakeupsert.table.layout import HOME, STATEMENT_ROWS, partition_of, rebuild_command
 from lakeupsert.table.manifest import DataFile, PieceEnd, TombstoneFile
 from lakeupsert.table.spec import BATCH, DELETE_FLAG, TableSpec
-from lakeupsert.table.types import leaves
+from lakeupsert.table.types import leaf_places, leaves
 
 ROW_GROUP_BYTES = 32 << 20
 """Uncompressed bytes of a row group, and of the part of a base file that a merge holds in memory."""
@@ -174,10 +174,9 @@ def _decode(
     parquet: pq.ParquetFile, groups: range, columns: list[str], near: Near | None
 ) -> Iterator[tuple[int, Rows]]:
     """The rows of some consecutive row groups."""
-    chosen = [parquet.metadata.row_group(number) for number in groups]
     # With few rows, examining the columns one by one takes longer than reading them.
-    few = sum(group.num_rows for group in chosen) <= FEW_ROWS
-    rows, runs = (FEW_ROWS, [(0, list(groups))]) if few else _runs(chosen, groups.start, columns, near)
+    few = sum(parquet.metadata.row_group(number).num_rows for number in groups) <= FEW_ROWS
+    rows, runs = (FEW_ROWS, [(0, list(groups))]) if few else _runs(parquet, groups, columns, near)
     for at, run in runs:
         for batch in parquet.iter_batches(batch_size=rows, row_groups=run, columns=columns, use_threads=False):
             yield at, pa.Table.from_batches([batch])
@@ -185,48 +184,42 @@ def _decode(
 
 
 def _runs(
-    groups: list[pq.RowGroupMetaData], first: int, columns: list[str], near: Near | None
+    parquet: pq.ParquetFile, numbers: range, columns: list[str], near: Near | None
 ) -> tuple[int, list[tuple[int, list[int]]]]:
-    """How many rows of these columns to read at once; runs of consecutive row groups, each with its first row.
-
-    ``first``: the number of the first one in its object.
-    """
+    """How many rows of these columns to read at once; runs of consecutive row groups, each with its first row."""
+    groups = [parquet.metadata.row_group(number) for number in numbers]
     total = max(1, sum(g.total_byte_size for g in groups))
     # True of most files in most nights. Examining their columns takes longer than reading them.
-    read = total if len(groups) == 1 and total <= ROW_GROUP_BYTES else max(1, _bytes_of(groups, set(columns)))
+    read = total if len(groups) == 1 and total <= ROW_GROUP_BYTES else max(1, _bytes_of(parquet, groups, columns))
     rows = max(1024, ROW_GROUP_BYTES * sum(g.num_rows for g in groups) // read)
     # Repeated text is small in the file and large in memory. Our own row groups were cut by their size in memory.
     rows = min(rows, max((g.num_rows for g in groups), default=1) * total // read)
     begins = [0, *itertools.accumulate(g.num_rows for g in groups)]
     wanted = [*range(len(groups))]
     for name, values in (near or {}).items():
-        wanted = [i for i, may in zip(wanted, _may_hold([groups[i] for i in wanted], name, values), strict=True) if may]
+        chunks = [groups[i].column(leaf_places(parquet.schema_arrow)[name].start) for i in wanted]
+        wanted = [i for i, may in zip(wanted, _may_hold(chunks, values), strict=True) if may]
     runs = [[i for _, i in run] for _, run in itertools.groupby(enumerate(wanted), lambda pair: pair[1] - pair[0])]
-    return rows, [(begins[run[0]], [first + i for i in run]) for run in runs]
+    return rows, [(begins[run[0]], [numbers[i] for i in run]) for run in runs]
 
 
-def _bytes_of(groups: list[pq.RowGroupMetaData], columns: set[str]) -> int:
+def _bytes_of(parquet: pq.ParquetFile, groups: list[pq.RowGroupMetaData], columns: list[str]) -> int:
     """Uncompressed bytes of these columns."""
-    read = [at for at, path in enumerate(_paths(groups)) if path.partition(".")[0] in columns]
+    places = leaf_places(parquet.schema_arrow)
+    read = [at for name in columns if name in places for at in places[name]]
     return sum(group.column(at).total_uncompressed_size for group in groups for at in read)
 
 
-def _paths(groups: list[pq.RowGroupMetaData]) -> list[str]:
-    """The columns of a file, as its footer names them."""
-    return [groups[0].column(at).path_in_schema for at in range(groups[0].num_columns)] if groups else []
-
-
-def _may_hold(groups: list[pq.RowGroupMetaData], name: str, values: pa.Array | slice) -> Iterator[bool]:
-    """Whether each row group of a file may contain one of the values, judged by its statistics."""
+def _may_hold(chunks: list[pq.ColumnChunkMetaData], values: pa.Array | slice) -> Iterator[bool]:
+    """Whether each of a column's chunks may contain one of the values, judged by its statistics."""
     if isinstance(values, slice):
         low, high = values.start, values.stop
     elif any(is_one(values.type) for is_one in _COMPARED_BY_STATISTICS):
         low, high = pc.min_max(values).as_py().values()
     else:
-        yield from itertools.repeat(True, len(groups))
+        yield from itertools.repeat(True, len(chunks))
         return
-    at = _paths(groups).index(name) if groups else 0
-    for statistics in (group.column(at).statistics for group in groups):
+    for statistics in (chunk.statistics for chunk in chunks):
         if statistics is None or not statistics.has_min_max:
             yield True
         elif low is None or statistics.min > high or statistics.max < low:

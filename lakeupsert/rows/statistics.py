@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import accumulate
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -11,7 +10,7 @@ import pyarrow.parquet as pq
 
 from lakeupsert.table.manifest import Bound, ColumnStatistics
 from lakeupsert.table.spec import BATCH, TableSpec, field_id
-from lakeupsert.table.types import is_text, leaves
+from lakeupsert.table.types import is_text, leaf_places
 
 MOST_COLUMNS = 32
 """Columns of a file that have statistics. More: manifests and Delta logs grow, and every reader and publish reads them. Less: a
@@ -64,9 +63,8 @@ def _columns(spec: TableSpec) -> list[StatisticsColumn]:
 
 def _among(schema: pa.Schema, ids: Mapping[str, int]) -> list[StatisticsColumn]:
     """Those of the named columns that have bounds."""
-    begins = accumulate((len(leaves("", type_)) for type_ in schema.types), initial=0)
-    places = dict(zip(schema.names, begins, strict=False))
-    found = [(id_, places[name], _bounds_of(schema.field(name).type)) for name, id_ in ids.items()]
+    places = leaf_places(schema)
+    found = [(id_, places[name].start, _bounds_of(schema.field(name).type)) for name, id_ in ids.items()]
     return [StatisticsColumn(id_, leaf, bounds) for id_, leaf, bounds in found if bounds]
 
 

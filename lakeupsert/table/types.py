@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import accumulate
 
 import pyarrow as pa
 
@@ -191,6 +192,13 @@ def is_order_type(t: pa.DataType) -> bool:
 def is_partition_type(t: pa.DataType) -> bool:
     p = pa.types
     return bool(p.is_date32(t) or p.is_integer(t) or p.is_boolean(t) or is_text(t))
+
+
+def leaf_places(schema: pa.Schema) -> dict[str, range]:
+    """The places of each column's leaves in a Parquet file. Paths are not enough: a column may be called ``a.b``, too."""
+    sizes = [len(leaves("", type_)) for type_ in schema.types]
+    begins = accumulate(sizes, initial=0)
+    return {name: range(begin, begin + size) for name, begin, size in zip(schema.names, begins, sizes, strict=False)}
 
 
 def leaves(path: str, type_: pa.DataType) -> list[str]:

@@ -153,6 +153,33 @@ def test_a_vector_that_is_gone_is_told_and_made_anew(lake: Lake) -> None:
     assert lake.rows() == lake.expected(lake.entries()[-1][0])
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("adopted", [False, True])
+def test_a_key_that_is_called_like_the_leaf_of_another_column(tmp_path: Path, adopted: bool) -> None:
+    """Its bounds, and not the leaf's, say which row groups a night may skip."""
+
+    def rows(keys: list[int], version: int) -> pa.Table:
+        beside = pa.array([{"b": None if key == 7 else key + 10**9} for key in keys])
+        return pa.table({"a": beside, "a.b": keys, "ts": [version] * len(keys)})
+
+    (tmp_path / "landing").mkdir()
+    zones = {"landing": str(tmp_path / "landing"), "processed": str(tmp_path / "processed")}
+    table = Table("t", TableSettings(**zones, key=("a.b",), partition_by=(), order_by=("ts",), strategy="delta"))
+    keys = list(range(2000))
+    if adopted:
+        (tmp_path / "processed").mkdir()
+        pq.write_table(rows(keys, 1), tmp_path / "processed/old.parquet")
+        table.adopt()
+    else:
+        pq.write_table(rows(keys, 1), tmp_path / "landing/1.parquet")
+        table.run(host="local")
+    pq.write_table(rows([5, 7, 1999], 2), tmp_path / "landing/2.parquet")
+    table.run(host="local")
+    found = table.to_arrow().read_all()
+    assert sorted(found["a.b"].to_pylist()) == keys
+    assert sum(found["ts"].to_pylist()) == 2000 + 3
+
+
 @pytest.mark.long
 def test_auto_pays_its_debt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategy, "SMALL_BYTES", 0)
