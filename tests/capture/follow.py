@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,20 @@ PLAIN = {
 
 
 def move(database: Any, seed: int, ends: float) -> None:
-    chance, db = random.Random(seed), database.connect()
+    chance = random.Random(seed)
     while time.monotonic() < ends:
-        with suppress(*ERRORS), db.cursor() as cursor:
-            for id_, change in zip(chance.sample(ACCOUNTS, 2), (1, -1), strict=True):
-                cursor.execute("select v from wide where id = %s", [id_])
-                cursor.execute("update wide set v = %s where id = %s", [str(int(cursor.fetchone()[0]) + change), id_])
-            db.commit()
-        db.rollback()  # of a victim of a deadlock
-        time.sleep(0.02)
+        with (
+            suppress(*ERRORS),
+            closing(database.connect()) as db,
+        ):  # a victim of a deadlock is rolled back; a connection may be lost
+            while time.monotonic() < ends:
+                with db.cursor() as cursor:
+                    for id_, change in zip(chance.sample(ACCOUNTS, 2), (1, -1), strict=True):
+                        cursor.execute("select v from wide where id = %s", [id_])
+                        row = [str(int(cursor.fetchone()[0]) + change), id_]
+                        cursor.execute("update wide set v = %s where id = %s", row)
+                db.commit()
+                time.sleep(0.02)
 
 
 class Columns:

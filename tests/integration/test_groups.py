@@ -310,9 +310,9 @@ def test_a_death_at_any_call_of_grouped_batches_loses_nothing(
         lake.check()
 
     assert first.lake.strike_every_call(fault, take_batches, others_finish) > 20
-    before = len(objects(first.lake, "groups"))
+    before = {*objects(first.lake, "groups")}
     take_batches(first.lake)
-    assert len(objects(first.lake, "groups")) == before + batches - 1
+    assert {*objects(first.lake, "groups")} - before, "vacuums leave the last group at least"
 
 
 def lose_groups(lake: Lake) -> None:
