@@ -6,16 +6,18 @@ docs/FORMAT.md, "Ledger entry", says what each field of an entry means.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from lakeupsert import clock
 from lakeupsert.config import Reading
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.manifest import NO_ROWS, BucketEntry, Counters, DataFile, Digests
 from lakeupsert.table.reading import StoredReading
+
+if TYPE_CHECKING:  # `--help` needs no store, and no Arrow
+    from lakeupsert.storage import ObjectInfo
 
 Reason = Literal[
     "ambiguous_date",
@@ -291,7 +293,7 @@ def taken_files_by_path(entries: Iterable[LedgerEntry]) -> dict[str, list[SeenFi
     return files
 
 
-def is_taken(found: ObjectInfo, files: Mapping[str, Sequence[SeenFile]]) -> bool:
+def is_taken(found: "ObjectInfo", files: Mapping[str, Sequence[SeenFile]]) -> bool:
     """Whether one of these files, by path, is the listed one as it is now, by size and etag."""
     return any(found.is_same(file.size, file.etag) for file in files.get(found.name, ()))
 
