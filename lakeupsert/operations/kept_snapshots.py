@@ -60,7 +60,7 @@ class KeptSnapshots:
         self._facts: dict[int, Facts] = {}
         # A version is shown by one snapshot after the other, until one shows a newer version: the first of them and the last.
         self._shown: defaultdict[str, dict[PartitionVersion, tuple[int, int]]] = defaultdict(dict)
-        self._lagging: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+        self._awaited: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
 
     def add(self, link: Link[Snapshot]) -> Facts:
         """Remember a snapshot that was read, or that is planned."""
@@ -130,22 +130,25 @@ class KeptSnapshots:
             if version.group is not None
         }
 
-    def lagging(self, partition: str) -> Iterable[tuple[int, int]]:
-        """For the kept snapshots in which the partition lags: the batch that it has merged, and the snapshot's own."""
-        return self._lagging.get(partition, ())
+    def awaits(self, partition: str, batch: int) -> bool:
+        """Whether a reader may merge the batch where a kept snapshot shows the partition lagging, or a restore to a group may."""
+        return any(merged < batch <= last for merged, last in self._awaited.get(partition, ()))
 
     def _forget(self) -> None:
         self._facts = {number: facts for number, facts in self._facts.items() if self.keeps(number)}
-        self._lagging.clear()
+        self._awaited.clear()
         for facts in self._facts.values():
             for partition, merged in facts.lagging.items():
-                self._lagging[partition].add((merged, facts.batch))
+                self._awaited[partition].add((merged, facts.batch))
         for partition, shown in self._shown.items():
             self._shown[partition] = {
                 version: (first, last)
                 for version, (first, last) in shown.items()
                 if last >= self.oldest or any(first <= number <= last for number in self.tagged)
             }
+        for (_, partition), version in self.grouped().items():
+            # A group is restored as the version below it, which merges again.
+            self._awaited[partition].add((version.merged_in_chain, version.merged))
 
 
 class KeptGroups:
@@ -189,6 +192,7 @@ class EntryObjects:
     def __init__(self, history: History) -> None:
         self._history = history
         self._entries: dict[int, tuple[Mapping[str, tuple[str, ...]], RestorePoint | None]] = {}
+        self._restores: dict[str, list[tuple[int, RestorePoint]]] = {}
 
     def look(self, low: int, high: int) -> None:
         """Read the entries with low < number <= high, and forget those below."""
@@ -197,6 +201,11 @@ class EntryObjects:
             if number not in self._entries:
                 [link] = self._history.entries(number - 1, number)
                 self._entries[number] = _objects_of(link.body.touched), link.body.restored
+        self._restores = {}
+        for number, (touched, restored) in self._entries.items():
+            if restored is not None:
+                for partition in touched:
+                    self._restores.setdefault(partition, []).append((number, restored))
 
     @property
     def partitions(self) -> set[str]:
@@ -209,11 +218,9 @@ class EntryObjects:
             for partition, objects in touched.items():
                 yield number, partition, objects
 
-    def restores(self, partition: str) -> Iterator[tuple[int, RestorePoint]]:
+    def restores(self, partition: str) -> Iterable[tuple[int, RestorePoint]]:
         """The restores that touched the partition, with the numbers of their entries."""
-        for number, (touched, restored) in self._entries.items():
-            if restored is not None and partition in touched:
-                yield number, restored
+        return self._restores.get(partition, ())
 
 
 def _objects_of(touched: Mapping[str, Touched]) -> dict[str, tuple[str, ...]]:

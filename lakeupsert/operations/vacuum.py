@@ -423,10 +423,7 @@ class _Survey:
             return True
         if any(batch > work.partitions[partition].merged for work in self._works if partition in work.partitions):
             return True
-        if any(merged < batch <= shown for merged, shown in self._kept.lagging(partition)):
-            return True
-        # What a restore to a group would merge: it names the version below.
-        return any(shown.merged_in_chain < batch <= shown.merged for shown in self._kept.shown(partition))
+        return self._kept.awaits(partition, batch)
 
     def _survey_snapshots(self) -> None:
         chain = self._table.history.objects.snapshots

@@ -188,26 +188,23 @@ def _runs(
 ) -> tuple[int, list[tuple[int, list[int]]]]:
     """How many rows of these columns to read at once; runs of consecutive row groups, each with its first row."""
     groups = [parquet.metadata.row_group(number) for number in numbers]
-    total = max(1, sum(g.total_byte_size for g in groups))
-    # True of most files in most nights. Examining their columns takes longer than reading them.
-    read = total if len(groups) == 1 and total <= ROW_GROUP_BYTES else max(1, _bytes_of(parquet, groups, columns))
+    total = read = max(1, sum(g.total_byte_size for g in groups))
+    is_small = len(groups) == 1 and total <= ROW_GROUP_BYTES
+    # Most files in most nights are small. Examining their columns takes longer than reading them.
+    places = {} if is_small and not near else leaf_places(parquet.schema_arrow)
+    if not is_small:
+        leaves_read = [at for name in columns for at in places.get(name, ())]
+        read = max(1, sum(group.column(at).total_uncompressed_size for group in groups for at in leaves_read))
     rows = max(1024, ROW_GROUP_BYTES * sum(g.num_rows for g in groups) // read)
     # Repeated text is small in the file and large in memory. Our own row groups were cut by their size in memory.
     rows = min(rows, max((g.num_rows for g in groups), default=1) * total // read)
     begins = [0, *itertools.accumulate(g.num_rows for g in groups)]
     wanted = [*range(len(groups))]
     for name, values in (near or {}).items():
-        chunks = [groups[i].column(leaf_places(parquet.schema_arrow)[name].start) for i in wanted]
+        chunks = [groups[i].column(places[name].start) for i in wanted]
         wanted = [i for i, may in zip(wanted, _may_hold(chunks, values), strict=True) if may]
     runs = [[i for _, i in run] for _, run in itertools.groupby(enumerate(wanted), lambda pair: pair[1] - pair[0])]
     return rows, [(begins[run[0]], [numbers[i] for i in run]) for run in runs]
-
-
-def _bytes_of(parquet: pq.ParquetFile, groups: list[pq.RowGroupMetaData], columns: list[str]) -> int:
-    """Uncompressed bytes of these columns."""
-    places = leaf_places(parquet.schema_arrow)
-    read = [at for name in columns if name in places for at in places[name]]
-    return sum(group.column(at).total_uncompressed_size for group in groups for at in read)
 
 
 def _may_hold(chunks: list[pq.ColumnChunkMetaData], values: pa.Array | slice) -> Iterator[bool]:
