@@ -35,6 +35,7 @@ from lakeupsert.sources.follow import CaptureOptions, follow
 from lakeupsert.sources.jdbc import Prepared, StatementError, unfit, unreachable
 from lakeupsert.sources.mariadb import Mariadb
 from lakeupsert.sources.postgresql import MUCH_LOG, Postgresql
+from lakeupsert.sources.truncates import Truncates
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Database(Protocol):
-    """One kind of database."""
+    """One kind of database.
+
+    Attributes:
+        ends_at_truncates: whether a truncate is a whole transaction. Debezium does not say that it ends then.
+    """
+
+    ends_at_truncates: bool
 
     def properties(self, left_out: Iterable[str]) -> dict[str, str]:
         """Debezium's settings. ``left_out``: columns that are not followed."""
@@ -111,9 +118,14 @@ def refuse_added_tables(source: DatabaseSource, place: Place) -> None:
 
 
 def follow_database(
-    table: OpenTable, name: str, source: DatabaseSource, password: str, options: CaptureOptions
+    table: OpenTable,
+    name: str,
+    source: DatabaseSource,
+    password: str,
+    options: CaptureOptions,
+    others: Iterable[OpenTable] = (),
 ) -> None:
-    """Land the rows of a database until `stop` is set.
+    """Land the rows of a database until `stop` is set. ``others``: the other tables that take landing files from that zone.
 
     It waits while the database or a store does not answer, or another process reads the source. Raises ConfigurationError.
     """
@@ -121,7 +133,8 @@ def follow_database(
     database = DATABASES[source.server.scheme](name, source, password, table.settings.mode)
     reading, key = table.settings.reading, {column.lower() for column in table.settings.key}
     lines = Lines(lambda column: reading.table_name_of(column).lower() in key, options.warn)
-    one = _Capture(_Source(files, source, database, lines, options.collect), options)
+    truncates = Truncates(name, [table, *others])
+    one = _Capture(_Source(files, source, database, lines, truncates, options.collect), options)
     follow(name, files, one.run, options)
 
 
@@ -133,6 +146,7 @@ class _Source:
     settings: DatabaseSource
     database: Database
     lines: Lines
+    truncates: Truncates
     collect: Callable[[int], object]
 
 
@@ -236,7 +250,11 @@ class _Landing:
         """Called when the engine has ended as it should."""
 
     def _add(self, record: Java) -> None:
-        for line in self._source.lines.of(record):
+        lines: Iterable[bytes] = self._source.lines.of(record)
+        if _is_truncate(record):
+            [line] = lines
+            lines = self._source.truncates.deletes(line, self._draft.lines())
+        for line in lines:
             self._draft.add(line)
 
     def _land(self, **changes: object) -> None:
@@ -322,18 +340,29 @@ class _Changes(_Landing):
             for event in events:
                 record = event.record()
                 if _is_row(record):
+                    if _is_truncate(record) and self._behind is not None:
+                        self._land_behind()  # it may have to wait until a batch has taken these rows
                     self._add(record)
                     self._behind = None
-                elif _ends_transaction(record) and not self._is_early(record):
+                if self._ends_transaction(record) and not self._is_early(record):
                     self._behind, self._heard_at, self._is_early = event, clock.elapsed(), lambda record: False
                     if self._draft.is_due:
                         self._land_behind()
 
+    def _ends_transaction(self, record: Java) -> bool:
+        if _is_row(record):
+            return self._source.database.ends_at_truncates and _is_truncate(record)
+        schema = record.valueSchema()
+        return schema is not None and schema.field("status") is not None and str(record.value().get("status")) == "END"
+
     def tick(self) -> None:
-        with self._lock:
-            is_old = not self._draft.rows and clock.elapsed() - self._landed_at >= SOURCE_IDLE_SECONDS
-            if self._behind is not None and (is_old or self._draft.is_due):
-                self._land_behind()
+        if self._lock.acquire(blocking=False):  # `take` may be busy for minutes, and this process has to go on leading
+            try:
+                is_old = not self._draft.rows and clock.elapsed() - self._landed_at >= SOURCE_IDLE_SECONDS
+                if self._behind is not None and (is_old or self._draft.is_due):
+                    self._land_behind()
+            finally:
+                self._lock.release()
         self.wants_sign = clock.elapsed() - self._heard_at >= SOURCE_IDLE_SECONDS
         if self.wants_sign:
             self._heard_at = clock.elapsed()
@@ -363,6 +392,5 @@ def _is_of_snapshot(record: Java) -> bool:
     return bool(record.sourceOffset().containsKey("snapshot"))
 
 
-def _ends_transaction(record: Java) -> bool:
-    schema = record.valueSchema()
-    return schema is not None and schema.field("status") is not None and str(record.value().get("status")) == "END"
+def _is_truncate(record: Java) -> bool:
+    return str(record.value().get("op")) == "t"

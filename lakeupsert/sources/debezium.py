@@ -132,17 +132,17 @@ class Lines:
 
 @jpype.JImplements(f"{_ENGINE}$ChangeConsumer", f"{_ENGINE}$CompletionCallback", deferred=True)
 class Engine:
-    """One run of a connector, until `close`, or until it ends because of `failure`.
+    """One run of a connector, until `close`. It ends by itself, or takes nothing more, because of a `failure`.
 
     Args:
         properties: of the connector.
         position: of the record that it begins behind; None: the connector's own beginning.
-        take: called with the events of each poll and with `acknowledge`, in a thread of the JVM. If it raises, the run ends.
+        take: called with the events of each poll and with `acknowledge`, in a thread of the JVM. Its error is the `failure`.
         folder: empty, or with the `HISTORY` of that position. Connectors that keep a history go on with it there.
     """
 
     def __init__(self, properties: Mapping[str, str], position: Position | None, take: Take, folder: Path) -> None:
-        self.ended = False
+        self._ended = False
         self.failure: str | BaseException | None = None
         self._take = take
         self._committer: Java = None
@@ -165,12 +165,13 @@ class Engine:
 
     @jpype.JOverride  # type: ignore[untyped-decorator]
     def handleBatch(self, events: Iterable[Java], committer: Java) -> None:  # noqa: N802 - Java's name
+        if self.failure:
+            return
         self._committer = committer
         try:
             self._take(events, self.acknowledge)
-        except BaseException as e:
-            self.failure = self.failure or e
-            raise
+        except BaseException as e:  # Java would write a page of its own calls
+            self.failure = e
 
     @jpype.JOverride  # type: ignore[untyped-decorator]
     def supportsTombstoneEvents(self) -> bool:  # noqa: N802
@@ -180,7 +181,11 @@ class Engine:
     def handle(self, success: bool, message: Java, error: Java) -> None:
         if not success:
             self.failure = self.failure or _causes(error) or str(message)
-        self.ended = True
+        self._ended = True
+
+    @property
+    def ended(self) -> bool:
+        return self._ended or self.failure is not None
 
     def acknowledge(self, event: Java) -> None:
         """Let the database forget the changes up to this event, which are durable."""
@@ -188,7 +193,7 @@ class Engine:
         self._committer.markBatchFinished()
 
     def close(self) -> None:
-        if not self.ended:
+        if not self._ended:
             with suppress(jpype.JException):  # it is ending
                 self._engine.close()
         self._thread.join(STOP_MILLISECONDS)

@@ -1,5 +1,6 @@
 """Lines that wait until their landing file is due: compressed, and on the disk if they are many."""
 
+from collections.abc import Iterator
 from tempfile import SpooledTemporaryFile
 
 from isal import isal_zlib
@@ -41,6 +42,13 @@ class Draft:
 
     def _end(self) -> None:
         self._file.write(self._gzip.flush())
+
+    def lines(self) -> Iterator[bytes]:
+        """The lines that wait now, also if more are added meanwhile."""
+        self._file.write(self._gzip.flush(isal_zlib.Z_SYNC_FLUSH))
+        self._file.seek(0)
+        data, reader = self._file.read(), isal_zlib.decompressobj(_GZIP)
+        return iter(reader.decompress(data).splitlines())
 
     @property
     def is_full(self) -> bool:

@@ -27,6 +27,7 @@ class Mariadb:
     """One MariaDB database, followed by its binary log."""
 
     kind = "mariadb"
+    ends_at_truncates = True
 
     def __init__(self, name: str, settings: DatabaseSource, password: str, mode: str) -> None:
         self._name, self._settings, self._password, self._mode = name, settings, password, mode

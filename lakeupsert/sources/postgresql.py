@@ -51,6 +51,7 @@ class Postgresql:
     """One PostgreSQL database, followed by a slot and a publication that are named after the source."""
 
     kind = "postgresql"
+    ends_at_truncates = False
 
     def __init__(self, name: str, settings: DatabaseSource, password: str, mode: str) -> None:
         self._settings, self._password, self._mode = settings, password, mode

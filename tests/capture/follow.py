@@ -35,10 +35,8 @@ PLAIN = {
 def move(database: Any, seed: int, ends: float) -> None:
     chance = random.Random(seed)
     while time.monotonic() < ends:
-        with (
-            suppress(*ERRORS),
-            closing(database.connect()) as db,
-        ):  # a victim of a deadlock is rolled back; a connection may be lost
+        # A victim of a deadlock is rolled back; a connection may be lost; a truncate takes the accounts for a moment.
+        with suppress(*ERRORS, TypeError), closing(database.connect()) as db:
             while time.monotonic() < ends:
                 with db.cursor() as cursor:
                     for id_, change in zip(chance.sample(ACCOUNTS, 2), (1, -1), strict=True):
@@ -50,12 +48,12 @@ def move(database: Any, seed: int, ends: float) -> None:
 
 
 class Columns:
-    """Adds columns to `wide`, widens, renames and drops them, one step a call. No event has rows that a step does not touch, so
-    each step touches all."""
+    """Adds columns to `wide`, widens, renames and drops them, and truncates it, one step a call. No event has rows that a step
+    does not touch, so each step touches all."""
 
     def __init__(self, kind: str, database: Any) -> None:
         self.database, self.kind, self.names = database, kind, []  # type: ignore[var-annotated]
-        self.steps = cycle((self.add, self.widen, self.rename, self.add, self.drop))
+        self.steps = cycle((self.add, self.widen, self.truncate, self.rename, self.add, self.drop))
         self.number = 0
 
     def step(self) -> None:
@@ -95,6 +93,13 @@ class Columns:
     def widen(self) -> list[str]:
         old, to = self.names[-1], {"postgresql": "alter column {0} type bigint", "mariadb": "modify column {0} bigint"}
         return [f"alter table wide {to[self.kind].format(old)}", f"update wide set {old} = id + 3000000000"]
+
+    def truncate(self) -> list[str]:
+        rows = ", ".join(f"({id_}, null, 'a', '100', 'w')" for id_ in ACCOUNTS)
+        statements = ["truncate table wide", f"insert into wide ({NAMES}) values {rows}"]
+        return (
+            ["; ".join(statements)] if self.kind == "postgresql" else statements
+        )  # one transaction, if there can be one
 
     def rename(self) -> list[str]:
         old, new = self.names[-1], f"b{self.number}"

@@ -1,8 +1,8 @@
 """Two databases flow into one table while `capture` and `ingest` are killed at random: the table is both databases, row by row
 and value by value.
 
-Meanwhile keys change, columns are added, widened, renamed and dropped, and a reader sees whole transactions only. Needs
-`make capture`. SECONDS=1800 asks for a longer run.
+Meanwhile keys change, tables are truncated, columns are added, widened, renamed and dropped, and a reader sees whole
+transactions only. Needs `make capture`. SECONDS=1800 asks for a longer run.
 """
 
 import json

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lakeupsert import Table
 from lakeupsert.config import DatabaseSource, DeleteSettings, ReadSettings, TableSettings
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
@@ -269,6 +270,28 @@ def test_a_slot_that_grows_is_an_alarm(database: Any, tmp_path: Path, monkeypatc
             one.wait_for(lambda: "of its log for this source" in one.troubles[-1])
             assert [text for text in one.warnings if "of its log for this source" in text]
             one.wait_for(lambda: any("of its log for this source" in text for text in status(one.table).warnings))
+
+
+def test_a_truncate_deletes_the_rows_that_were_there(database: Any, tmp_path: Path) -> None:
+    """Those that landed, and those of its own transaction. It waits until a batch has taken what landed."""
+    with database.connect() as db:
+        db.execute("create table emptied (id int primary key)")
+        db.execute("create table kept (id int primary key)")
+        db.execute("insert into emptied values (1), (2)")
+        db.execute("insert into kept values (9)")
+    with Capture(database, tmp_path, "public.emptied", "public.kept", name="emptied") as one:
+        one.wait_for(lambda: one.rows == 3)
+        with database.connect() as db:
+            db.execute("insert into emptied values (3)")
+            db.execute("truncate emptied")
+            db.execute("insert into emptied values (4)")
+        one.wait_for(lambda: any("public.emptied was truncated" in text for text in one.troubles))
+        table = Table("t", one.table.settings)
+        table.run(host="local")
+        one.wait_for(lambda: one.rows == 3 + 1 + 3 + 1)
+        table.run(host="local")
+    rows = table.to_arrow(columns=["__source_table", "id"]).read_all().to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [("emptied", 4), ("kept", 9)]
 
 
 def test_an_update_that_changes_the_key_deletes_the_row_of_the_old_one(database: Any, tmp_path: Path) -> None:

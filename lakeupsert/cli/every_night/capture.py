@@ -1,7 +1,7 @@
 """`lakeupsert capture`: a database flows into a landing zone."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,8 +47,6 @@ def capture(call: Call, source: str | None, health_file: Path | None) -> Answer:
     from lakeupsert.pipeline.opened import OpenTable
     from lakeupsert.sources.follow import CaptureOptions
 
-    run = _follower(settings)
-
     landed = {"files": 0, "rows": 0}
     warn = Warner(partial(log.warning, "%s: %s", name))
 
@@ -59,7 +57,14 @@ def capture(call: Call, source: str | None, health_file: Path | None) -> Answer:
     def behind(messages: int) -> None:
         signs.trouble(name, f"{messages:,} messages behind the end of its topics" if messages else "")
 
-    table = OpenTable(settings.table, config.tables[settings.table], origins=config.origins[settings.table])
+    zone = config.tables[settings.table].landing
+    tables = {
+        one: OpenTable(one, given, origins=config.origins[one])
+        for one, given in config.tables.items()
+        if given.landing == zone
+    }
+    table = tables.pop(settings.table)
+    run = _follower(settings, tables.values())
     with signs_of_life(health_file, None) as signs, call.stoppable() as stop:
         trouble = partial(signs.trouble, name)
         options = CaptureOptions(
@@ -70,7 +75,7 @@ def capture(call: Call, source: str | None, health_file: Path | None) -> Answer:
     return Answer(landed, text, json_warnings=tuple(warn.shown_at))
 
 
-def _follower(settings: SourceSettings) -> "Follower":
+def _follower(settings: SourceSettings, others: Iterable["OpenTable"]) -> "Follower":
     from lakeupsert.sources.extras import needs_extra
 
     with needs_extra("`capture`", settings):
@@ -82,7 +87,7 @@ def _follower(settings: SourceSettings) -> "Follower":
         from lakeupsert.sources.debezium import start_jvm
 
         start_jvm(settings.jars if isinstance(settings, DatabaseSource) else None)
-        return follow_database
+        return partial(follow_database, others=others)
 
 
 def _source(config: Config, name: str | None) -> tuple[str, SourceSettings]:
