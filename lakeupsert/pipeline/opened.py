@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from threading import get_ident
-from types import MappingProxyType
 
 from lakeupsert.config import SourceSettings, TableSettings
 from lakeupsert.pipeline.declared import Declaration
@@ -31,13 +30,13 @@ class OpenTable:
         settings: TableSettings,
         *,
         origins: Mapping[str, str] | None = None,
-        sources: Mapping[str, SourceSettings] = MappingProxyType({}),
+        sources: Mapping[str, SourceSettings] | None = None,
         by_folder: bool = False,
         resources: Resources | None = None,
     ) -> None:
         self.name = name
         self.settings = settings
-        self.sources = sources
+        self.sources = sources or {}
         self.declaration = Declaration(name, settings, origins or {}, by_folder=by_folder)
         self.resources = resources or Resources(name, settings)
         self.history = History(self.declaration, self.resources)

@@ -1,6 +1,7 @@
 """`Table` as an object: what it shows of itself, its schema and snapshot, `with`, and `columns=` of every reader."""
 
 import inspect
+import pickle
 import re
 import shutil
 from collections.abc import Sequence
@@ -117,6 +118,10 @@ def test_before_the_first_publish_the_columns_are_those_of_the_batch(tmp_path: P
     assert table.snapshot is None
     assert table.schema.names == [*rows(1).column_names]
     assert "date32" in repr(table)
+
+
+def test_table_goes_to_another_process(table: Table, tmp_path: Path) -> None:
+    assert pickle.loads(pickle.dumps(opened(tmp_path))).to_arrow().read_all() == table.to_arrow().read_all()
 
 
 def test_with_closes_the_queue(table: Table, tmp_path: Path) -> None:
