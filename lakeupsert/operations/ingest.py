@@ -133,8 +133,12 @@ class Intake(Rounds):
         left = self._left(ready)
         self.has_more = bool(left)
         batch = {name: one for name, one in ready.items() if name not in left}
-        of_batch = AppendOptions(host="local", only=batch, progress=lambda text: self.beat(), warn=self.warn)
+        careful = self.leadership.took_over
+        of_batch = AppendOptions(
+            host="local", only=batch, progress=lambda text: self.beat(), warn=self.warn, careful=careful
+        )
         appended = append(self.table, of_batch)
+        self.leadership.took_over = careful and (self.has_more or not batch)
         self._taken = {name: one for name, one in found.items() if name not in new} | batch
         if appended is not None:
             if rows := sum(file.rows for file in appended.entry.files):

@@ -246,6 +246,9 @@ class _Survey:
         self._survey_statements(ledger.number)
         self._survey_snapshots()
         self._survey_groups()
+        for _, found in sorted(self._objects[f"{HOME}/reading"].items())[1:]:  # the newest sign comes first
+            if self._is_older(found, VERSIONS_KEPT):
+                self._add(found, "an earlier run has read landing files", None, None)
         for found in publishers.garbage(self._kept.oldest, self._number):
             if self._is_older(found, ORPHANS_KEPT):
                 self._add(found, "of a version of another format that is older than all kept snapshots", None, None)

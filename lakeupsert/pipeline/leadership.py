@@ -21,12 +21,18 @@ from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.lease import Lease
 
 
+def this_process() -> str:
+    """The holder of a lease of this process."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
 class Leadership:
     """The wish of this process to lead a table, or one of its sources.
 
     Attributes:
         leader: the process that led at the last look.
         behind, trouble: go into the next lease.
+        took_over: the process that led before has not ended as it should.
     """
 
     def __init__(
@@ -34,13 +40,14 @@ class Leadership:
     ) -> None:
         """``chain``: of the leases; None: those of `ingest`."""
         self._store, self._seconds, self._chain = objects.store, seconds, chain or objects.leases
-        self._me = f"process {os.getpid()} on {socket.gethostname()}"
+        self._me = this_process()
         self._seen: Link[Lease] | None = None
         self._mine: str | None = None
         self._changed_at = clock.elapsed()
         self.leader: str | None = None
         self.behind: int | None = None
         self.trouble = ""
+        self.took_over = False
 
     def lead(self) -> bool:
         """Whether this process leads. Takes the lease or renews it where it may."""
@@ -54,7 +61,9 @@ class Leadership:
             self._seen, self._changed_at = newest, clock.elapsed()
         alive = newest is not None and not newest.body.released and clock.elapsed() - self._changed_at < self._seconds
         if not alive or self.leads:
+            is_new = not self.leads and newest is not None and not newest.body.released
             self._append(newest, Lease(holder=self._me, behind=self.behind, trouble=self.trouble))
+            self.took_over |= is_new and self.leads
         self.leader = self._seen.body.holder if self._seen else None
         return self.leads
 

@@ -100,6 +100,7 @@ class TableObjects:
         self.specs: Chain[TableSpec] = Chain(store, f"{HOME}/spec", "spec", TableSpec, check_spec, _parse_spec, held)
         self.ledger: Chain[LedgerEntry] = Chain(store, f"{HOME}/ledger", "ledger", LedgerEntry, check_entry, held=held)
         self.leases: Chain[Lease] = Chain(store, f"{HOME}/leases", "lease", Lease, lambda old, new: None)  # never held
+        self.reading: Chain[Lease] = Chain(store, f"{HOME}/reading", "lease", Lease, lambda old, new: None)
         self.upkeep: Chain[Lease] = Chain(store, f"{HOME}/upkeep", "lease", Lease, lambda old, new: None)
         self.snapshots = Chain(store, f"{HOME}/snapshots", "snapshot", Snapshot, check_snapshot, held=held)
         self._groups: dict[str, dict[str, Manifest]] = {}  # the last `KEPT_GROUPS`

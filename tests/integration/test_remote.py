@@ -63,15 +63,15 @@ def test_night_keeps_to_its_budget_of_requests(lake: Lake) -> None:
     lake.run()
     lake.land("1.jsonl", NIGHTS[1])
     files, touched, old, probe = 1, 3, 2, 1  # before its first create a process sees whether conditions hold
-    spec = snapshot = ledger = batch = 1
+    spec = snapshot = ledger = batch = sign = 1
     since_the_beginning = 1  # ledger entries that no checkpoint has yet
 
     assert requests_of(lake, lambda: lake.table.append(host="local")) == {
-        "list": snapshot + ledger + spec + 1,  # a page of the landing listing
-        "get": snapshot + ledger + since_the_beginning + spec + files,  # JSON lines are read once
+        "list": snapshot + ledger + spec + sign + 1,  # a page of the landing listing
+        "get": snapshot + ledger + since_the_beginning + spec + sign + files,  # JSON lines are read once
         "head": probe,  # on a server that is not the vendor's own
         "put": 1,
-        "create": 1 + probe,
+        "create": 1 + probe + 2 * sign,
     }
     assert requests_of(lake, lambda: lake.table.dedupe()) == {
         "list": spec + snapshot + 1,  # all manifests

@@ -56,6 +56,7 @@ from lakeupsert.pipeline.append.next_spec import (
     without_operations,
 )
 from lakeupsert.pipeline.append.quarantine_limit import refuse_above_limit, refuse_new_versions, refuse_truncate
+from lakeupsert.pipeline.append.trial import Trial
 from lakeupsert.pipeline.open_columns import waiting_columns
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Link, Lost, Repeat, until_won
@@ -154,17 +155,19 @@ def append(table: OpenTable, options: AppendOptions) -> AppendResult | None:
     """
     if options.full:
         refuse_full_extract(table.declaration)
-    held, begin = table.history.objects.held, partial(_attempt, table, options, _FileNotes())
-    try:
-        return until_won(table.resources.store.uri(), begin)
-    except (ConfigurationError, RefusedError):
-        if not held.leads:
-            raise
-        held.forget()  # no create has checked what refuses the batch
-        return until_won(table.resources.store.uri(), begin)
+    trial, held = Trial(table, options), table.history.objects.held
+    begin = partial(_attempt, table, options, _FileNotes(), trial)
+    with trial.attempts():
+        try:
+            return until_won(table.resources.store.uri(), begin)
+        except (ConfigurationError, RefusedError):
+            if not held.leads:
+                raise
+            held.forget()  # no create has checked what refuses the batch
+            return until_won(table.resources.store.uri(), begin)
 
 
-def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes) -> AppendResult | Repeat | None:
+def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes, trial: Trial) -> AppendResult | Repeat | None:
     ground = discover(table, options, frozenset(notes.changed))
     refuse_all_skipped(table.name, ground)
     if not ground.inputs:
@@ -179,6 +182,7 @@ def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes) -> App
             refuse_other_than_one_batch(ground)
     elif options.again:
         refuse_extract_again(ground)
+    notes.unreadable |= trial.set_aside(ground)
     plan = _plan(table, options, ground, notes)
     if isinstance(plan, Repeat):
         return plan
@@ -209,6 +213,7 @@ def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes) -> App
         *plan.chosen.warnings,
         *ground.warnings,
         *plan.warnings,
+        *trial.warnings,
         *_warnings_of(table, work, link, origins, notes),
     )
     in_several = count_keys_in_several_partitions(plan.job, reports)

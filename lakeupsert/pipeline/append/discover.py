@@ -77,6 +77,7 @@ class AppendOptions(BatchOptions):
         replay_quarantine: commit the quarantined rows that pass now, instead of landing files (always in this process).
         only: the files that may be taken, as they were listed, by path; None: all.
         folder: look only at files below it. Its own name may be one that others leave out, like ``_spark/``.
+        careful: for a leader: the one before may have been ended by a file (`trial`).
     """
 
     received: tuple[date | None, date | None] = (None, None)
@@ -84,6 +85,7 @@ class AppendOptions(BatchOptions):
     replay_quarantine: bool = False
     only: Mapping[str, ObjectInfo] | None = None
     folder: str = ""
+    careful: bool = False
 
 
 CLOCKS_APART = timedelta(minutes=5)

@@ -186,6 +186,7 @@ data "aws_iam_policy_document" "lake" {
     resources = [
       "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/spec/*",
       "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/ledger/*",
+      "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/reading/*",
       "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/partitions/*",
       "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/snapshots/*",
       "${aws_s3_bucket.lake_bucket.arn}/*/_delta_log/*",

@@ -1,0 +1,120 @@
+"""A landing file that ends the process which reads it costs itself only: the next process finds out, and takes all others."""
+
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakeupsert import RefusedError, Table
+from lakeupsert.operations import vacuum
+from lakeupsert.operations.ingest import IngestOptions, ingest
+from lakeupsert.pipeline.append import trial
+from lakeupsert.pipeline.leadership import Leadership
+from lakeupsert.storage import LocalStore
+from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.lease import Lease
+from tests.harness.ending_store import opened
+
+KINDS = {"ends-abort": f"A process that reads it ends ({signal.SIGABRT.name})", "ends-huge": "GB of memory"}
+
+
+def land(root: Path, *names: str, rows: int = 1) -> None:
+    (root / "landing").mkdir(exist_ok=True)
+    for name in names:
+        (root / "landing" / f"{name}.csv").write_text("id,v\n" + "".join(f"{name}-{n},1\n" for n in range(rows)))
+
+
+def refused(table: Table) -> list[str]:
+    rows = table.quarantine().read_all().to_pylist()
+    return sorted(f"{row['file']}: {row['reason']}" for row in rows if row["reason_code"] == "unreadable_file")
+
+
+def ids(table: Table) -> list[str]:
+    return [str(row["id"]) for row in table.to_arrow(columns=["id"]).read_all().to_pylist()]
+
+
+def has_sign(root: Path) -> bool:
+    """Whether somebody reads landing files, or has ended while they did."""
+    head = TableObjects(LocalStore(root / "processed")).reading.head()
+    return head is not None and not head.body.released
+
+
+def end_by(root: Path) -> None:
+    ended = subprocess.run([sys.executable, "-m", "tests.harness.ending_store", str(root)], check=False)
+    assert ended.returncode == -signal.SIGABRT
+    assert has_sign(root)
+
+
+@pytest.mark.parametrize("host", ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])])
+def test_it_is_set_aside_and_the_others_are_taken(host: Any, tmp_path: Path) -> None:
+    land(tmp_path, "a", *KINDS, "z")
+    end_by(tmp_path)
+    table = opened(str(tmp_path))
+    result = table.run(host=host).append
+    assert result
+    assert [text for text in result.warnings if "4 files" in text and "another process" in text]
+    assert ids(table) == ["a-0", "z-0"]
+    for text, (kind, reason) in zip(refused(table), sorted(KINDS.items()), strict=True):
+        assert text.startswith(f"{kind}.csv")
+        assert reason in text
+    assert not has_sign(tmp_path)
+    land(tmp_path, "later")
+    later = table.run(host=host).append
+    assert later
+    assert not later.warnings
+    assert ids(table) == ["a-0", "later-0", "z-0"]
+
+
+def test_a_file_whose_reading_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has killed the process."""
+    land(tmp_path, "a")
+    table = opened(str(tmp_path))
+    table.run(host="local")
+    signs = table._table.history.objects.reading
+    signs.append(Lease(holder="test"), signs.head())
+    land(tmp_path, "ends-never")
+    monkeypatch.setattr(trial, "LEAST_SECONDS", 0.1)
+    table.run(host="local")
+    [reason] = refused(table)
+    assert "It was not read to its end within" in reason
+    assert not has_sign(tmp_path)
+
+
+def test_an_error_that_is_told_is_no_such_end(tmp_path: Path) -> None:
+    land(tmp_path, "a")
+    table = opened(str(tmp_path), schema={"v": "date"})
+    with pytest.raises(RefusedError):
+        table.append(host="local")
+    assert not has_sign(tmp_path)
+
+
+def test_who_takes_over_from_a_leader_that_ended_tries_the_files(tmp_path: Path) -> None:
+    land(tmp_path, "a")
+    table = opened(str(tmp_path))
+    table.run(host="local")
+    open_table, warnings = table._table, list[str]()
+    options = IngestOptions(seconds=0, max_seconds=0.5, leader_seconds=0.1, warn=warnings.append)
+    land(tmp_path, "b")
+    ingest(open_table, options)
+    assert not [text for text in warnings if "another process" in text]
+    assert Leadership(open_table.history.objects, 0.1).lead()
+    land(tmp_path, "ends-abort", "c")
+    ingest(open_table, options)
+    assert ids(table) == ["a-0", "b-0", "c-0"]
+    assert len(refused(table)) == 1
+
+
+def test_a_vacuum_keeps_the_newest_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vacuum, "VERSIONS_KEPT", timedelta(0))
+    table = opened(str(tmp_path))
+    for name in "ab":
+        land(tmp_path, name)
+        table.run(host="local")
+    signs = table._table.history.objects.reading
+    assert len([*signs.numbers()]) == 4
+    table.vacuum(dry=False)
+    assert [*signs.numbers()] == [3]
