@@ -1,7 +1,4 @@
-"""A landing zone in which some files end whoever reads their rows, by their names. They hold nothing that would harm a reader.
-
-`python -m tests.harness.ending_store ROOT` takes what landed in ROOT, as `lakeupsert append` does, and may end so.
-"""
+"""A landing zone in which some files end whoever reads their rows, by their names. They hold nothing that would harm a reader."""
 
 import os
 import signal
@@ -40,5 +37,7 @@ def opened(root: str, **settings: Any) -> Table:
     return table
 
 
-if __name__ == "__main__":
-    opened(sys.argv[1]).append(host="local")
+def main() -> None:
+    """Take what landed in the folder that the first argument names, on the host of the second, and print the warnings."""
+    result = opened(sys.argv[1]).run(host=sys.argv[2]).append  # type: ignore[arg-type]
+    print("\n".join(result.warnings if result else ()))
