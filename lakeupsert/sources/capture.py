@@ -133,7 +133,7 @@ def follow_database(
     database = DATABASES[source.server.scheme](name, source, password, table.settings.mode)
     reading, key = table.settings.reading, {column.lower() for column in table.settings.key}
     lines = Lines(lambda column: reading.table_name_of(column).lower() in key, options.warn)
-    truncates = Truncates(name, [table, *others])
+    truncates = Truncates(name, [table, *others], options.stop)
     one = _Capture(_Source(files, source, database, lines, truncates, options.collect), options)
     follow(name, files, one.run, options)
 

@@ -13,17 +13,22 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.discover import discover
 from lakeupsert.pipeline.merge.latest import latest
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.stop import Stop
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.duckdb import identifier, literal
+from lakeupsert.retries import SOURCE_TICK_SECONDS
 
 _PLACE = ("name", "db", "schema", "table")
 """The parts of an event's `source` that say of which table it is. PostgreSQL's has all, MariaDB's no schema."""
 _EXACT = Context(prec=100)
+_PATIENCE_SECONDS = 20.0
+"""How long the engine waits for a batch. It can begin again behind what has landed, which takes some seconds."""
 Row = dict[str, Any]  # decoded JSON of any kind
 
 
@@ -52,16 +57,17 @@ class Truncates:
     Args:
         source: its name.
         tables: all that take its landing files.
+        stop: once set, it waits no longer.
     """
 
-    def __init__(self, source: str, tables: Sequence[OpenTable]) -> None:
-        self._source, self._tables = source, tables
+    def __init__(self, source: str, tables: Sequence[OpenTable], stop: Stop) -> None:
+        self._source, self._tables, self._stop = source, tables, stop
 
     def deletes(self, truncate: bytes, waiting: Iterable[bytes]) -> Iterator[bytes]:
         """A line for each stored row of the truncated table, and for each of the ``waiting`` lines, which have not landed.
 
-        Raises TryAgainError (``truncate-waits``) if a landing file of the source waits for `ingest`, and ConfigurationError
-        (``truncate-unapplied``) if nobody can say which rows of a table came from the truncated one.
+        It waits until batches have taken all landing files of the source. Raises TryAgainError (``truncate-waits``) if that takes
+        long, and ConfigurationError (``truncate-unapplied``) if nobody can say which rows of a table came from the truncated one.
         """
         event = _Event.parse(truncate)
         for table in self._tables:
@@ -72,8 +78,10 @@ class Truncates:
 
     def _of_stored_rows(self, event: _Event, table: OpenTable) -> Iterator[bytes]:
         where = ".".join([*event.place.values()][-2:])  # as `tables` names it
-        files = sum(one.path.startswith(f"{self._source}/") for one in discover(table).inputs)
-        if files:
+        end = clock.elapsed() + _PATIENCE_SECONDS
+        while files := sum(one.path.startswith(f"{self._source}/") for one in discover(table).inputs):
+            if clock.elapsed() < end and not self._stop.wait(SOURCE_TICK_SECONDS):
+                continue
             raise TryAgainError(
                 "truncate-waits",
                 f"{where} was truncated. `capture` deletes its rows once table {table.name!r} has all of them: "

@@ -190,7 +190,10 @@ def test_table_is_both_databases_whoever_is_killed(rows: int, tmp_path: Path) ->
                 service.look()
             time.sleep(0.1)
         found = {kind: json.loads((tmp_path / f"{kind}.rows.json").read_text()) for kind in KINDS}
-        wanted, end = {kind: rows_of_database(one["rows"]) for kind, one in found.items()}, time.monotonic() + 180
+        wanted, end = (
+            {kind: rows_of_database(one["rows"]) for kind, one in found.items()},
+            time.monotonic() + max(180, SECONDS / 4),
+        )
         while rows_of(table, found) != wanted and time.monotonic() < end:
             looks += rows == 40 or look_at_accounts(table)
             for service in services:

@@ -272,7 +272,9 @@ def test_a_slot_that_grows_is_an_alarm(database: Any, tmp_path: Path, monkeypatc
             one.wait_for(lambda: any("of its log for this source" in text for text in status(one.table).warnings))
 
 
-def test_a_truncate_deletes_the_rows_that_were_there(database: Any, tmp_path: Path) -> None:
+def test_a_truncate_deletes_the_rows_that_were_there(
+    database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that landed, and those of its own transaction. It waits until a batch has taken what landed."""
     with database.connect() as db:
         db.execute("create table emptied (id int primary key)")
@@ -281,6 +283,7 @@ def test_a_truncate_deletes_the_rows_that_were_there(database: Any, tmp_path: Pa
         db.execute("insert into kept values (9)")
     with Capture(database, tmp_path, "public.emptied", "public.kept", name="emptied") as one:
         one.wait_for(lambda: one.rows == 3)
+        monkeypatch.setattr("lakeupsert.sources.truncates._PATIENCE_SECONDS", 0.0)
         with database.connect() as db:
             db.execute("insert into emptied values (3)")
             db.execute("truncate emptied")

@@ -11,6 +11,7 @@ from lakeupsert import Table
 from lakeupsert.config import DeleteSettings, ReadSettings, TableSettings
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.stop import Stop
 from lakeupsert.sources.truncates import Truncates
 from lakeupsert.table.types import is_key_type
 from tests.integration.test_stated_types import recorded
@@ -78,6 +79,10 @@ def truncate(message: Message, place: int) -> Message:
     return at(message, place, op="t", before=None, after=None)
 
 
+def truncates(*lakes: Lake) -> Truncates:
+    return Truncates("shop", [lake.open for lake in lakes], Stop())
+
+
 def of_other_table(messages: list[Message]) -> list[Message]:
     others = copy.deepcopy(messages)
     for message in others:
@@ -101,7 +106,7 @@ def test_rows_of_every_type_are_deleted(tmp_path: Path, kind: str) -> None:
     assert len(key) > 15
     lake = Lake(tmp_path / "all", key=key)
     lake.night(rows[:2])
-    deletes = Truncates("shop", [lake.open]).deletes(line(truncate(rows[0], 8)), map(line, rows[2:]))
+    deletes = truncates(lake).deletes(line(truncate(rows[0], 8)), map(line, rows[2:]))
     lake.night([*rows[2:], *deletes, at(rows[3], 9)])
     assert [id_ for _, id_ in lake.rows] == [3]
 
@@ -125,12 +130,12 @@ def test_only_the_rows_of_the_truncated_table_go(tmp_path: Path, settings: dict[
     others = of_other_table(rows)
     lake.night([*rows[:2], *others[:2]])
     waiting = [rows[2], others[2], at(rows[0], 3, op="d", before=rows[0]["payload"]["after"], after=None)]
-    deletes = Truncates("shop", [lake.open]).deletes(line(truncate(rows[0], 8)), map(line, waiting))
+    deletes = truncates(lake).deletes(line(truncate(rows[0], 8)), map(line, waiting))
     lake.night([*waiting, *deletes, at(rows[1], 9)])
     assert lake.rows == [("other", 10), ("other", 11), ("other", 12), ("typed", 1)]
 
 
-def test_two_tables_take_the_files(tmp_path: Path) -> None:
+def test_two_tables_take_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has the rows of one table of the database, by `only`, and another key."""
     rows = changes("postgresql")
     others = of_other_table(rows)
@@ -139,14 +144,15 @@ def test_two_tables_take_the_files(tmp_path: Path) -> None:
         for name, key in (("typed", ("id",)), ("other", ("i8", "id")))
     )
     typed.night([*rows[:2], *others[:2]])
-    truncates = Truncates("shop", [typed.open, other.open])
+    both = truncates(typed, other)
     event = line(truncate(others[0], 8))
+    monkeypatch.setattr("lakeupsert.sources.truncates._PATIENCE_SECONDS", 0.0)
     with pytest.raises(TryAgainError) as caught:
-        list(truncates.deletes(event, []))
+        list(both.deletes(event, []))
     assert caught.value.code == "truncate-waits"
     assert "'other' has all of them: 1 file" in caught.value.message
     other.table.run(host="local")
-    typed.land(list(truncates.deletes(event, map(line, others[2:]))))
+    typed.land(list(both.deletes(event, map(line, others[2:]))))
     for lake in (typed, other):
         lake.table.run(host="local")
         assert not lake.table.quarantine().read_all().num_rows
@@ -158,11 +164,11 @@ def test_a_table_that_does_not_say_where_its_rows_came_from(tmp_path: Path) -> N
     lake.night(rows)
     lake.table.drop_column("__source_table")
     with pytest.raises(ConfigurationError) as caught:
-        list(Truncates("shop", [lake.open]).deletes(line(truncate(rows[0], 8)), []))
+        list(truncates(lake).deletes(line(truncate(rows[0], 8)), []))
     assert caught.value.code == "truncate-unapplied"
     assert "__source_table" in caught.value.message
 
 
 def test_a_table_without_a_batch_has_no_rows(tmp_path: Path) -> None:
     lake, rows = Lake(tmp_path), changes("mariadb")
-    assert len(list(Truncates("shop", [lake.open]).deletes(line(truncate(rows[0], 8)), map(line, rows)))) == 4
+    assert len(list(truncates(lake).deletes(line(truncate(rows[0], 8)), map(line, rows)))) == 4
