@@ -377,7 +377,7 @@ def test_a_night_reads_each_head_once_and_lists_no_partition_alone(folder: Path)
         lists.append([call for call in lake.points.seen if call.startswith("list ")])
         heads = [call for call in lake.points.seen if call.startswith("get _lakeupsert/partitions/")]
         assert len(heads) == len({*heads}) == partitions
-    assert len(lists[0]) == len(lists[1]) == 9, lists
+    assert len(lists[0]) == len(lists[1]) == 10, lists
     assert lists[0].count("list _lakeupsert/partitions/") == 2
 
 

@@ -68,7 +68,11 @@ def test_night_keeps_to_its_budget_of_requests(lake: Lake) -> None:
 
     assert requests_of(lake, lambda: lake.table.append(host="local")) == {
         "list": snapshot + ledger + spec + sign + 1,  # a page of the landing listing
-        "get": snapshot + ledger + since_the_beginning + spec + sign + files,  # JSON lines are read once
+        "get": snapshot
+        + ledger
+        + since_the_beginning
+        + spec
+        + files,  # there is no sign of the first batch; JSON lines are read once
         "head": probe,  # on a server that is not the vendor's own
         "put": 1,
         "create": 1 + probe + 2 * sign,

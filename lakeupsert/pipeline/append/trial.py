@@ -77,7 +77,7 @@ class Trial:
         if self.files is not None:
             return {}
         self.files = 0
-        if not self._must_try():
+        if not self._must_try(ground):
             return {}
         self.files, options = len(ground.inputs), self._options
         alive = partial(options.progress, f"reading {count(self.files, 'landing file')} in another process first")
@@ -94,11 +94,12 @@ class Trial:
             f"{count(self.files, 'file')} of this batch had to pass in another process first"
         ]
 
-    def _must_try(self) -> bool:
+    def _must_try(self, ground: Ground) -> bool:
         if self._table.history.objects.held.leads:
             return self._options.careful  # its lease is the sign
-        if self._options.folder:
-            return False  # a stream has written these files itself
+        # A stream has written its files itself. Before the first batch nothing is written until the settings are known to fit.
+        if self._options.folder or ground.spec is None:
+            return False
         head = self._signs.head()
         self._begun = self._signs.append(Lease(holder=this_process()), head).link
         return head is not None and not head.body.released
