@@ -19,6 +19,8 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u
 MOST_NAMES = 3
 """How many partitions a text names before it only counts the rest."""
 
+BELOW_MAIN = 'in your own script, call it below `if __name__ == "__main__":`, because each process that it starts runs the script'
+
 
 def count(n: int, noun: str, ending: str = "s") -> str:
     """A number of things: ``1 file``, ``2,000 files``. ``ending``: what more than one of them end in."""

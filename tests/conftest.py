@@ -180,6 +180,13 @@ def _session() -> Any:
     return pyspark and pyspark.SparkContext._active_spark_context
 
 
+@pytest.fixture(autouse=True)
+def session_with_jars(request: pytest.FixtureRequest) -> None:
+    """The first session of a process decides which jars all others have. One that lakeupsert begins would have none."""
+    if request.node.stash.get(STARTS, False) and request.node.get_closest_marker("spark"):
+        request.getfixturevalue("spark")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def few_races() -> Iterator[None]:
     """Each new bucket would be raced for a second. `contract/test_races.py` shows how many are enough."""

@@ -246,9 +246,7 @@ class _Survey:
         self._survey_statements(ledger.number)
         self._survey_snapshots()
         self._survey_groups()
-        for _, found in sorted(self._objects[f"{HOME}/reading"].items())[1:]:  # the newest sign comes first
-            if self._is_older(found, VERSIONS_KEPT):
-                self._add(found, "an earlier run has read landing files", None, None)
+        self._survey_signs()
         for found in publishers.garbage(self._kept.oldest, self._number):
             if self._is_older(found, ORPHANS_KEPT):
                 self._add(found, "of a version of another format that is older than all kept snapshots", None, None)
@@ -439,6 +437,11 @@ class _Survey:
             is_over = (TableObjects.start_of(name) or 0) <= self._number  # else its snapshot may still be appended
             if name not in self._groups.names and is_over and self._is_older(found, ORPHANS_KEPT):
                 self._add(found, "no kept snapshot names it", None, None)
+
+    def _survey_signs(self) -> None:
+        for _, found in sorted(self._objects[f"{HOME}/reading"].items())[1:]:  # the newest comes first
+            if self._is_older(found, VERSIONS_KEPT):
+                self._add(found, "an earlier run has read landing files", None, None)
 
     def _is_older(self, found: ObjectInfo, age: timedelta) -> bool:
         return self._now.timestamp() - found.modified > age.total_seconds()

@@ -249,9 +249,9 @@ class _Landing:
     def finish(self) -> None:
         """Called when the engine has ended as it should."""
 
-    def _add(self, record: Java) -> None:
+    def _add(self, record: Java, *, truncates: bool = False) -> None:
         lines: Iterable[bytes] = self._source.lines.of(record)
-        if _is_truncate(record):
+        if truncates:
             [line] = lines
             lines = self._source.truncates.deletes(line, self._draft.lines())
         for line in lines:
@@ -285,10 +285,11 @@ class _Snapshot(_Landing):
             record = event.record()
             if self.done:
                 return
-            self.done = not _is_of_snapshot(record)  # changes are for the next engine
-            if self.done or _is_row(record):
+            is_row = _is_row(record)
+            self.done = not _is_of_snapshot(record, is_row)  # changes are for the next engine
+            if self.done or is_row:
                 self._begin(record)
-            if not self.done and _is_row(record):
+            if not self.done and is_row:
                 self._last = record
                 self._add(record)
                 if self._draft.is_full:
@@ -340,20 +341,18 @@ class _Changes(_Landing):
             for event in events:
                 record = event.record()
                 if _is_row(record):
-                    if _is_truncate(record) and self._behind is not None:
+                    truncates = _is_truncate(record)
+                    if truncates and self._behind is not None:
                         self._land_behind()  # it may have to wait until a batch has taken these rows
-                    self._add(record)
+                    self._add(record, truncates=truncates)
                     self._behind = None
-                if self._ends_transaction(record) and not self._is_early(record):
+                    ends = truncates and self._source.database.ends_at_truncates
+                else:
+                    ends = _is_end(record)
+                if ends and not self._is_early(record):
                     self._behind, self._heard_at, self._is_early = event, clock.elapsed(), lambda record: False
                     if self._draft.is_due:
                         self._land_behind()
-
-    def _ends_transaction(self, record: Java) -> bool:
-        if _is_row(record):
-            return self._source.database.ends_at_truncates and _is_truncate(record)
-        schema = record.valueSchema()
-        return schema is not None and schema.field("status") is not None and str(record.value().get("status")) == "END"
 
     def tick(self) -> None:
         if self._lock.acquire(blocking=False):  # `take` may be busy for minutes, and this process has to go on leading
@@ -385,9 +384,15 @@ def _is_row(record: Java) -> bool:
     return schema is not None and schema.field("after") is not None
 
 
-def _is_of_snapshot(record: Java) -> bool:
+def _is_end(record: Java) -> bool:
+    """Whether it marks the end of a transaction."""
+    schema = record.valueSchema()
+    return schema is not None and schema.field("status") is not None and str(record.value().get("status")) == "END"
+
+
+def _is_of_snapshot(record: Java, is_row: bool) -> bool:
     """The last row of a snapshot of MariaDB says so itself; its position does not."""
-    if _is_row(record):
+    if is_row:
         return str(record.value().getStruct("source").getString("snapshot")) not in ("None", "false")
     return bool(record.sourceOffset().containsKey("snapshot"))
 

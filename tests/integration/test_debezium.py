@@ -470,11 +470,7 @@ def test_delete_with_invented_values_is_told(tmp_path: Path, key_scope: str, kin
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 @pytest.mark.parametrize("engine", ["arrow", pytest.param("spark", marks=pytest.mark.spark)])
 @pytest.mark.parametrize("mode", ["rows", "columns"])
-def test_delete_that_finds_no_row_is_counted(
-    tmp_path: Path, strategy: str, engine: str, mode: str, request: pytest.FixtureRequest
-) -> None:
-    if engine == "spark":
-        request.getfixturevalue("spark")  # which has the jars that other tests of this process need
+def test_delete_that_finds_no_row_is_counted(tmp_path: Path, strategy: str, engine: str, mode: str) -> None:
     feed = Feed(tmp_path, strategy=strategy, engine=engine, mode=mode)
     feed.night(jsonl([event("c", 1, {"id": 1}), event("c", 1, {"id": 2})]))
     feed.night(jsonl([event("d", 2, None, {"id": id_}) for id_ in (1, 8, 9)]))

@@ -496,7 +496,7 @@ def test_columns_whose_names_are_those_of_an_envelope_by_chance(tmp_path: Path) 
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_the_host_spark_agrees(spark: Any, tmp_path: Path) -> None:
+def test_the_host_spark_agrees(tmp_path: Path) -> None:
     table = wal2json(tmp_path, "o", 'mode = "columns"\n')
     land(tmp_path / "landing/1.jsonl", recorded(2))
     table.run(host="spark", engine="arrow")

@@ -113,7 +113,7 @@ def test_table_is_the_database(database: str, settings: Mapping[str, Any], arriv
 @pytest.mark.few(1)
 @pytest.mark.spark
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"])
-def test_table_is_the_database_on_spark(database: str, tmp_path: Path, spark: Any) -> None:
+def test_table_is_the_database_on_spark(database: str, tmp_path: Path) -> None:
     events, rows = recorded(database)
     random.Random(database).shuffle(events)
     feed = Feed(tmp_path, engine="spark")
@@ -231,7 +231,7 @@ def test_batch_that_shows_its_order_to_be_wrong_is_refused(case: str, files: str
 
 
 @pytest.mark.spark
-def test_versions_that_are_settled_early_show_it_too(tmp_path: Path, spark: Any) -> None:
+def test_versions_that_are_settled_early_show_it_too(tmp_path: Path) -> None:
     feed, steps = Feed(tmp_path, *BY_LSN), MISPLACED["open during the snapshot"][1]
     with pytest.raises(RefusedError, match="1 key") as e:
         feed.night([event(op, 1, v, given) for op, v, given in [*steps] * 50], host="spark")

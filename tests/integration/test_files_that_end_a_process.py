@@ -1,5 +1,6 @@
 """A landing file that ends the process which reads it costs itself only: the next process finds out, and takes all others."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,7 +20,10 @@ from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.lease import Lease
 from tests.harness.ending_store import opened
 
-KINDS = {"ends-abort": f"A process that reads it ends ({signal.SIGABRT.name})", "ends-huge": "GB of memory"}
+KINDS = {
+    "ends-abort": f"A process that reads it ends ({signal.strsignal(signal.SIGABRT)})",
+    "ends-huge": "GB of memory",
+}
 
 
 def land(root: Path, *names: str, rows: int = 1) -> None:
@@ -124,3 +128,25 @@ def test_a_vacuum_keeps_the_newest_sign(tmp_path: Path, monkeypatch: pytest.Monk
     assert len([*signs.numbers()]) == 4
     table.vacuum(dry=False)
     assert [*signs.numbers()] == [3]
+
+
+def test_a_script_that_every_process_would_run_again(tmp_path: Path) -> None:
+    land(tmp_path, "a")
+    table = opened(str(tmp_path))
+    table.run(host="local")
+    signs = table._table.history.objects.reading
+    signs.append(Lease(holder="test"), signs.head())
+    land(tmp_path, "b")
+    script = tmp_path / "script.py"
+    script.write_text("from tests.harness.ending_store import main\nmain()\n")
+    ended = subprocess.run(
+        [sys.executable, script, tmp_path, "local"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": "."},
+    )
+    assert ended.returncode == 1
+    assert "__main__" in ended.stderr.splitlines()[-1]
+    assert has_sign(tmp_path)
+    assert refused(table) == []

@@ -182,8 +182,10 @@ def _attempt(table: OpenTable, options: AppendOptions, notes: _FileNotes, trial:
             refuse_other_than_one_batch(ground)
     elif options.again:
         refuse_extract_again(ground)
-    notes.unreadable |= trial.set_aside(ground)
-    plan = _plan(table, options, ground, notes)
+    chosen = choose_host(options.host, ground.night_bytes)
+    host = host_by_name(chosen.name)
+    notes.unreadable |= trial.set_aside(ground, host)
+    plan = _plan(table, options, ground, notes, chosen, host)
     if isinstance(plan, Repeat):
         return plan
     if plan is None:
@@ -260,10 +262,11 @@ def _commit(
         raise
 
 
-def _plan(table: OpenTable, options: AppendOptions, ground: Ground, notes: _FileNotes) -> _Plan | Repeat | None:
+def _plan(
+    table: OpenTable, options: AppendOptions, ground: Ground, notes: _FileNotes, chosen: ChosenHost, host: Host
+) -> _Plan | Repeat | None:
     """Survey the landing files and plan the spec; `UNFIT` if a file turned out not to fit. None if a new table gets no row."""
-    chosen, reasons = choose_host(options.host, ground.night_bytes), notes.unreadable
-    host = host_by_name(chosen.name)
+    reasons = notes.unreadable
     unreadable = {i.path: reasons[i.path, i.etag] for i in ground.inputs if (i.path, i.etag) in reasons}
     readable = [i for i in ground.inputs if i.path not in unreadable]
     surveys = _survey(table, host, ground, readable, notes, options.progress)

@@ -25,14 +25,13 @@ import pyarrow as pa
 from lakeupsert import clock
 from lakeupsert.config import Reading
 from lakeupsert.engine.attempts import all_or_raise
-from lakeupsert.engine.by_name import choose_host, host_by_name
 from lakeupsert.engine.hosts import Host
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.landing.content import open_landed
 from lakeupsert.landing.files import Reader, survey
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.registry import readable_format
-from lakeupsert.phrases import count
+from lakeupsert.phrases import BELOW_MAIN, count
 from lakeupsert.pipeline.append.discover import AppendOptions, Ground
 from lakeupsert.pipeline.leadership import this_process
 from lakeupsert.pipeline.opened import OpenTable
@@ -41,8 +40,8 @@ from lakeupsert.storage import ObjectReader
 from lakeupsert.table.chain import Chain, Link
 from lakeupsert.table.lease import Lease
 
-_ENDED_ELSEWHERE = ("spark-failed", "task-died")
-"""Codes of errors behind which a file may have ended a process of Spark."""
+_NOT_TOLD = ("spark-failed", "task-died", "worker-died")
+"""Codes of errors after which nobody knows whether a file has ended a process."""
 
 LEAST_SECONDS = 60.0
 """A file may take so long, and `BYTES_A_SECOND` more. Less: a busy machine sets good files aside."""
@@ -67,12 +66,12 @@ class Trial:
         try:
             yield
         except LakeupsertError as e:
-            if e.code not in _ENDED_ELSEWHERE:
+            if e.code not in _NOT_TOLD:
                 self._end()
             raise
         self._end()
 
-    def set_aside(self, ground: Ground) -> dict[tuple[str, str], str]:
+    def set_aside(self, ground: Ground, host: Host) -> dict[tuple[str, str], str]:
         """The reasons why files end a process that reads them, by path and etag. It asks once."""
         if self.files is not None:
             return {}
@@ -82,7 +81,6 @@ class Trial:
         self.files, options = len(ground.inputs), self._options
         alive = partial(options.progress, f"reading {count(self.files, 'landing file')} in another process first")
         alive()
-        host = host_by_name(choose_host(options.host, ground.night_bytes).name)
         return ending_files(host, self._table.resources.landing, ground.inputs, self._table.history.reading, alive)
 
     @property
@@ -154,7 +152,14 @@ class _Child:
         self._process = context.Process(target=_read_all, args=(theirs, landing, reading, memory), daemon=True)
         self._process.start()
         theirs.close()
-        self._answers.recv()  # it has started, which takes long on a busy machine
+        try:
+            self._answers.recv()  # it has started, which takes long on a busy machine
+        except EOFError as e:
+            raise TryAgainError(
+                "worker-died",
+                f"The process that reads landing files first ended before it began ({self._ending()}). Nothing was committed.",
+                next=f"run the same command again; {BELOW_MAIN}",
+            ) from e
 
     def read(self, file: LandingInput, alive: Callable[[], object]) -> str:
         """Why the file ends the process, or "". The process is of no use then."""
@@ -167,9 +172,12 @@ class _Child:
                     return f"It was not read to its end within {seconds:.0f} seconds."
             return str(self._answers.recv())
         except (EOFError, OSError):
-            self._process.join()
-            code = self._process.exitcode or 0
-            return f"A process that reads it ends ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})."
+            return f"A process that reads it ends ({self._ending()})."
+
+    def _ending(self) -> str:
+        self._process.join()
+        code = self._process.exitcode or 0
+        return (signal.strsignal(-code) or f"signal {-code}") if code < 0 else f"exit code {code}"
 
     def end(self) -> None:
         self._process.kill()

@@ -24,6 +24,7 @@ from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import TryAgainError
 from lakeupsert.events import Event
+from lakeupsert.phrases import BELOW_MAIN
 from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.resources import Resources
@@ -187,8 +188,7 @@ def _died(name: str, deaths: int) -> TryAgainError:
     return TryAgainError(
         "worker-died",
         f"Table {name!r}: {what}. Committed work is kept, and all messages are back in the queue.",
-        next="run the same command again, with fewer --workers if memory is short; in your own script, call it below "
-        '`if __name__ == "__main__":`, because every worker imports the script',
+        next=f"run the same command again, with fewer --workers if memory is short; {BELOW_MAIN}",
     )
 
 
