@@ -20,6 +20,7 @@ from lakeupsert.landing.formats.registry import is_read
 from lakeupsert.pipeline.append.landing_dates import received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import NotFoundError, StoreUnavailableError, UnknownOutcomeError, can_commit, open_store
+from lakeupsert.storage.local import LocalStore
 from lakeupsert.table.layout import HOME
 
 FOLDER = "endpoint"
@@ -51,6 +52,13 @@ class Batches:
                 next="name another --table, or give this one a landing zone without dates that can be written to",
             )
         self._landing = open_store(address)
+        if isinstance(self._landing, LocalStore) and self._landing.leads_out(FOLDER):
+            raise ConfigurationError(
+                "not-servable",
+                f"Table {table.name!r} can't take rows by HTTP: {self._landing.uri(FOLDER)} is a link out of the landing zone, "
+                "which no batch follows. The server was not started.",
+                next="mount the folder there, or remove the link",
+            )
         self._endings = {t: ending for t, ending in ENDINGS.items() if is_read(ending, table.settings.format)}
         self._history = threading.Lock()
         self._stored: dict[str, bytes] = {}

@@ -8,9 +8,22 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lakeupsert.landing.formats import blocks
-from lakeupsert.landing.formats.blocks import ChangedFileError, DamagedFileError, LandingInput, Source
+from lakeupsert.landing.formats.blocks import (
+    ChangedFileError,
+    DamagedFileError,
+    LandingInput,
+    Source,
+    UnreadableFileError,
+)
 from lakeupsert.landing.formats.registry import LandingFormat
-from lakeupsert.storage import DamagedObjectError, NotFoundError, ObjectInfo, ObjectReader, open_listed
+from lakeupsert.storage import (
+    DamagedObjectError,
+    ForeignObjectError,
+    NotFoundError,
+    ObjectInfo,
+    ObjectReader,
+    open_listed,
+)
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
@@ -22,12 +35,14 @@ WHOLE_BYTES = 1 << 26
 @contextmanager
 def open_landed(store: ObjectReader, path: str, listed: ObjectInfo | None = None) -> Iterator[pa.NativeFile]:
     """A landing file, as `open_listed` opens it (None: as it is now). Raises DamagedFileError if it is a damaged member of an
-    archive."""
+    archive, and UnreadableFileError if it is not read there."""
     try:
         with store.open(path) if listed is None else open_listed(store, listed) as source:
             yield source
     except DamagedObjectError as e:
         raise DamagedFileError.because(path, str(e)) from e
+    except ForeignObjectError as e:
+        raise UnreadableFileError(path, f"{e} Land the file itself there.") from e
 
 
 class _HashedFile:
@@ -71,7 +86,7 @@ def content_hash(store: ObjectReader, path: str, listed: ObjectInfo | None = Non
         hash_object(store, path, listed, sha256)
     except NotFoundError as e:
         raise ChangedFileError(path) from e
-    except DamagedFileError:
+    except UnreadableFileError:
         return ""
     if listed is not None and not store.pinned:
         check_unchanged(store, listed)

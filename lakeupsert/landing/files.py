@@ -71,8 +71,8 @@ def survey(
             type, the operation column.
     """
     try:
-        kind = readable_format(file, reading)
         with open_landed(store, file.path, file.listed) as source:
+            kind = readable_format(file, reading)
             columns = Reader.of(source, file, kind, reading).columns(known, text_columns)
         return Survey(path=file.path, typed=kind.typed, **vars(columns))
     except NotFoundError:

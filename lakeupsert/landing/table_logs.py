@@ -43,6 +43,14 @@ def log_of(name: str) -> TableLog | None:
     return TableLog(sign.lastgroup, place)
 
 
+def holds_a_table(log: TableLog) -> str:
+    """The warning for a landing zone that holds a table of another format, or is inside one."""
+    return (
+        f"the landing zone is or holds {log}. Its files are taken as they are: rows that it has deleted or replaced come too, "
+        "and rows of files that it rewrites come again. Land what it exports, or its change feed, instead"
+    )
+
+
 def find_log(names: Iterable[str]) -> TableLog | None:
     return next(filter(None, map(log_of, names)), None)
 

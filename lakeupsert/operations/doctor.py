@@ -24,10 +24,10 @@ import pyarrow as pa
 
 from lakeupsert import clock, sparkenv
 from lakeupsert.errors import ConfigurationError, LakeupsertError
-from lakeupsert.landing.table_logs import find_log, log_above
+from lakeupsert.landing.table_logs import find_log, holds_a_table, log_above
 from lakeupsert.operations.snapshots import list_snapshots
 from lakeupsert.phrases import count, duration, install_extra, no_folder, when
-from lakeupsert.pipeline.append.discover import CLOCKS_APART, holds_a_table, is_landing_file
+from lakeupsert.pipeline.append.discover import CLOCKS_APART, is_landing_file
 from lakeupsert.pipeline.append.event_order import misplaced_events
 from lakeupsert.pipeline.append.landing_dates import fitting, is_stray, received_on
 from lakeupsert.pipeline.integrity import missing_groups, missing_manifests

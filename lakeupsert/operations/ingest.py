@@ -31,7 +31,7 @@ from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
 from lakeupsert.retries import LONGEST_FAILED_SECONDS, WHOLE_SECONDS
 from lakeupsert.storage import ObjectInfo, can_commit
-from lakeupsert.table.ledger import is_taken, taken_files_by_path
+from lakeupsert.table.taken import TakenFiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,9 @@ class Intake(Rounds):
 
     def _append(self, *, look: bool) -> AppendResult | None:
         """``look``: call `append` also if no file is new, which checks the table and its landing zone."""
-        found = {one.name: one for one in list_landing(self.table) if is_landing_file(one.name)}
+        taken = None if look else self.table.history.known_taken
+        listed = list_landing(self.table, taken=taken, needed=self._seen)
+        found = {one.name: one for one in listed if is_landing_file(one.name) and not one.is_foreign}
         new = {name: one for name, one in found.items() if self._taken.get(name) != one}
         # An object store shows an object when it is whole. Other files may be in the middle of a copy.
         landing = self.table.settings.landing
@@ -153,8 +155,8 @@ class Intake(Rounds):
         if sum(one.size for one in ready.values()) <= most:
             return set()
         head = self.table.history.ledger_head()  # a process that has just begun finds all files of months
-        known = taken_files_by_path(self.table.history.headers(head.number)) if head else {}
-        new = [one for one in ready.values() if not is_taken(one, known)]
+        known = self.table.history.taken(head.number) if head else TakenFiles()
+        new = [one for one in ready.values() if not known.has(one)]
         new.sort(key=lambda one: arrival_order(one.name, self.table.settings.landing_dates))
         before = accumulate((one.size for one in new), initial=0)
         return {one.name for one, size in zip(new, before, strict=False) if 0 < size >= most}

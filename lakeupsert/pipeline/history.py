@@ -20,6 +20,7 @@ from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, with
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.taken import TakenFiles
 from lakeupsert.table.work import RewriteOrder, read_order
 
 KEPT_ENTRIES = 64
@@ -45,6 +46,7 @@ class History:
         self._entries: dict[int, Link[LedgerEntry]] = {}  # `forget_published` drops most that readers see
         self._specs: dict[int, TableSpec] = {}  # kept for good
         self._headers: list[LedgerEntry] = []  # kept for good, and grown
+        self.known_taken = TakenFiles()  # of the last `taken`; kept for good, and grown
         self.known_snapshot: Link[Snapshot] | None = None  # the last one read; one LIST finds a newer one
         self.kept_heads: dict[str, Link[Manifest]] = {}  # the last ones; replaced, never changed
         self._look: tuple[Link[Snapshot] | None, Manifests | None] = None, None  # of the last `look`
@@ -208,6 +210,13 @@ class History:
                         self.objects.store.create(name, metadata.encode(found))
             self._headers += found.entries
         return self._headers[: high + 1]
+
+    def taken(self, high: int) -> TakenFiles:
+        """The landing files of entries 0 to ``high``."""
+        if self.known_taken.entries > high + 1:
+            return TakenFiles(self.headers(high))
+        self.known_taken.add(self.headers(high)[self.known_taken.entries :])
+        return self.known_taken
 
     def last_snapshot(self, *, least: int = -1) -> Link[Snapshot] | None:
         return self.see(self.objects.snapshots.head(self.known_snapshot, least=least))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.table.taken import TakenFiles, numbered_file
 
 MOST_LOOKS = 10
 """How many files of a source are looked for, by a LIST each: the oldest that no batch took, which a rule by age removes first."""
@@ -35,11 +36,6 @@ def removed_files(table: OpenTable) -> Iterator[tuple[str, str]]:
 
 def _untaken(table: OpenTable, source: str, landed: int) -> list[str]:
     """The landing files up to number ``landed`` that no batch took, in their order and without their endings."""
-    taken = bytearray(landed + 1)
-    head, prefix = table.history.newest_entry(), f"{source}/"
-    for entry in table.history.headers(head.number) if head else ():
-        for file in entry.files:
-            number = file.path.removeprefix(prefix)[:12]
-            if file.path.startswith(prefix) and number.isdigit() and int(number) <= landed:
-                taken[int(number)] = 1
-    return [f"{prefix}{number:012}" for number in range(1, landed + 1) if not taken[number]]
+    head = table.history.newest_entry()
+    taken = table.history.taken(head.number) if head else TakenFiles()
+    return [numbered_file(source, number) for number in taken.lacking(source, landed)]

@@ -22,7 +22,8 @@ from lakeupsert.retries import LEADER_SECONDS, UNREAD_SECONDS
 from lakeupsert.storage import NotFoundError, ObjectInfo
 from lakeupsert.table.chain import Chain, Link
 from lakeupsert.table.lease import Lease
-from lakeupsert.table.ledger import LedgerEntry, active_batches, is_taken, taken_files_by_path
+from lakeupsert.table.ledger import LedgerEntry, active_batches
+from lakeupsert.table.taken import TakenFiles
 
 LISTED = 1000
 """How many names of the landing zone are looked at: S3 gives as many for one request."""
@@ -115,12 +116,13 @@ def _age(entry: LedgerEntry) -> float:
 
 
 def _waiting(table: OpenTable, headers: Sequence[LedgerEntry]) -> list[ObjectInfo]:
-    taken = taken_files_by_path(headers)
+    taken = TakenFiles(headers)
     with suppress(LakeupsertError, OSError):  # readers need no right for the landing zone
         listed = [] if table.declaration.by_folder else [*list_landing(table, limit=LISTED)]
         pattern = table.settings.landing_dates
-        files = (one for one in listed if is_landing_file(one.name) and received_on(one.name, pattern) is not None)
-        return [one for one in files if not is_taken(one, taken)]
+        landed = (one for one in listed if is_landing_file(one.name) and not one.is_foreign)
+        files = (one for one in landed if received_on(one.name, pattern) is not None)
+        return [one for one in files if not taken.has(one)]
     return []
 
 

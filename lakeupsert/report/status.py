@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from lakeupsert.errors import LakeupsertError, TryAgainError
+from lakeupsert.landing.table_logs import holds_a_table
 from lakeupsert.phrases import with_advice
-from lakeupsert.pipeline.append.discover import holds_a_table
+from lakeupsert.pipeline.append.discover import foreign_files
 from lakeupsert.pipeline.append.event_order import hollow_deletes, incomplete_creates, misplaced_events
 from lakeupsert.pipeline.append.full_extract import newer_than_extract
 from lakeupsert.pipeline.append.next_spec import contrary_rows, without_operations
@@ -23,7 +24,8 @@ from lakeupsert.pipeline.read_cost import ReadCost, read_cost
 from lakeupsert.pipeline.removed_files import removed_files
 from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.queue import QueueStats
-from lakeupsert.report.freshness import Freshness, freshness
+from lakeupsert.report.freshness import LISTED, Freshness, freshness
+from lakeupsert.storage.landing_folder import LandingFolder
 from lakeupsert.table.ledger import ChosenHost, find_quarantined
 from lakeupsert.table.snapshot import Snapshot
 
@@ -144,5 +146,8 @@ def status(table: OpenTable) -> Status:
 
 def _removed(table: OpenTable) -> list[str]:
     with suppress(LakeupsertError, OSError):  # readers need no right for the landing zone
-        return [with_advice(found, advice) for found, advice in removed_files(table)]
+        landing = table.resources.landing
+        links = landing.list("", limit=LISTED) if isinstance(landing, LandingFolder) else ()
+        removed = [with_advice(found, advice) for found, advice in removed_files(table)]
+        return [*removed, *foreign_files([one.name for one in links if one.is_foreign])]
     return []

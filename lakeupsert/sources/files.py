@@ -24,9 +24,11 @@ from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.retries import LEADER_SECONDS, SENDS, SOURCE_ENTRIES_SECONDS
 from lakeupsert.storage import NotFoundError, StoreUnavailableError, UnknownOutcomeError, can_commit, open_store
+from lakeupsert.storage.local import LocalStore
 from lakeupsert.table.chain import Chain, Link, sends
 from lakeupsert.table.layout import HOME
 from lakeupsert.table.source import SourceEntry
+from lakeupsert.table.taken import numbered_file
 
 _TRIM_EVERY = 1000
 
@@ -52,6 +54,13 @@ class SourceFiles:
             )
         self._table, self._source, self._ending = table, source, ending
         self._landing = open_store(address)
+        if isinstance(self._landing, LocalStore) and self._landing.leads_out(source):
+            raise ConfigurationError(
+                "source-files-unread",
+                f"Source {source!r} can't land files for table {table.name!r}: {self._landing.uri(source)} is a link out of the "
+                "landing zone, which no batch follows.",
+                next="mount the folder there, or remove the link",
+            )
         self._chain: Chain[SourceEntry] = table.history.objects.source(source)
         self._head: Link[SourceEntry] | None = None
         self._position: str | None = None
@@ -89,7 +98,7 @@ class SourceFiles:
         number = (self._head.body.files if self._head else 0) + bool(data)
         entry = SourceEntry(
             files=number,
-            file=f"{self._source}/{number:012}{ending or self._ending}" if data else "",
+            file=numbered_file(self._source, number, ending or self._ending) if data else "",
             size=len(data),
             sha256=hashlib.sha256(data).hexdigest() if data else "",
             before=self._position,

@@ -9,6 +9,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.phrases import install_extra
 from lakeupsert.storage.base import (
     DamagedObjectError,
+    ForeignObjectError,
     NotFoundError,
     ObjectInfo,
     ObjectReader,
@@ -18,11 +19,13 @@ from lakeupsert.storage.base import (
     UnknownOutcomeError,
     open_listed,
 )
+from lakeupsert.storage.landing_folder import LandingFolder
 from lakeupsert.storage.local import SCRATCH, LocalStore
 
 __all__ = [
     "SCRATCH",
     "DamagedObjectError",
+    "ForeignObjectError",
     "LocalStore",
     "NotFoundError",
     "ObjectInfo",
@@ -52,7 +55,8 @@ def open_landing(address: str) -> ObjectReader:
     """What is landed at ``address``: any that `open_store` takes, or a URL of fsspec, for example `sftp://` or `zip://`."""
     scheme = _scheme(address)
     if can_commit(address) and scheme != "memory":
-        return open_store(address)
+        store = open_store(address)
+        return LandingFolder(store.root) if isinstance(store, LocalStore) else store
     try:
         import fsspec  # noqa: F401  an extra
     except ImportError as e:

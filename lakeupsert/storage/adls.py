@@ -12,7 +12,7 @@ Settings  account and credentials as in `storage.azureaccount`; encryption, redu
 """
 
 import base64
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
@@ -32,11 +32,13 @@ from lakeupsert.storage import azureaccount
 from lakeupsert.storage.adls_client import file_system
 from lakeupsert.storage.azureaccount import ADDRESS
 from lakeupsert.storage.base import (
+    NOTHING,
     Call,
     NotFoundError,
     ObjectInfo,
     StoreUnavailableError,
     UnknownOutcomeError,
+    last_left_out,
     not_as_listed,
     parts_of,
 )
@@ -109,8 +111,11 @@ class AdlsStore(ServerStore):
             return None
         return None if _is_folder(properties) else _info(name, properties)
 
-    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        infos = self._list(prefix, LISTED_AT_ONCE if limit is None else min(limit, LISTED_AT_ONCE))
+    def list(
+        self, prefix: str, *, limit: int | None = None, above: Mapping[str, str] = NOTHING
+    ) -> Iterator[ObjectInfo]:
+        listed = self._list(prefix, LISTED_AT_ONCE if limit is None else min(limit, LISTED_AT_ONCE))
+        infos = (info for info in listed if not last_left_out(info.name, above))
         if limit is not None:
             return islice(infos, limit)
         return iter(sorted(infos, key=lambda info: info.name))

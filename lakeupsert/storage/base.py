@@ -18,12 +18,19 @@ from lakeupsert.errors import ConfigurationError, TryAgainError
 
 SIZE_ONLY = "size {}"
 """The etag of an object of which its store says nothing else."""
+FOREIGN = "foreign"
+"""The etag of a name in a landing zone that is not read: a link that leads out of it, a device, a pipe."""
 Call = Literal["get", "head", "list", "put", "create", "delete"]
+NOTHING: Mapping[str, str] = {}
 CALLS: tuple[Call, ...] = ("get", "head", "list", "put", "create", "delete")
 
 
 class NotFoundError(Exception):
     """No object has this name now. This is an answer, not a failure."""
+
+
+class ForeignObjectError(Exception):
+    """The object is not read, since those who land files may not be allowed to. Only from a landing zone."""
 
 
 class DamagedObjectError(Exception):
@@ -53,6 +60,11 @@ class ObjectInfo:
     def is_same(self, size: int, etag: str) -> bool:
         """Whether the object is unchanged since it had these."""
         return (self.size, self.etag) == (size, etag)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is not read (`FOREIGN`)."""
+        return self.etag == FOREIGN
 
     @property
     def is_by_size(self) -> bool:
@@ -126,8 +138,14 @@ class ObjectReader(Protocol):
     def head(self, name: str) -> ObjectInfo | None:
         """Size and etag, or None if there is no such object."""
 
-    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        """The objects whose names begin with ``prefix``, ordered by name (by code point)."""
+    def list(
+        self, prefix: str, *, limit: int | None = None, above: Mapping[str, str] = NOTHING
+    ) -> Iterator[ObjectInfo]:
+        """The objects whose names begin with ``prefix``, ordered by name (by code point).
+
+        Of each folder in ``above``, the objects up to that one, which is directly in it, are left out. No page of
+        them costs a request on S3.
+        """
 
     def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
         """A seekable input.
@@ -135,6 +153,11 @@ class ObjectReader(Protocol):
         Raises NotFoundError if there is no such object, or if its etag is not the one given. A `pinned` store also raises it
         during reads, once the object is replaced. DamagedObjectError, also during reads, only comes from a landing zone.
         """
+
+
+def last_left_out(name: str, above: Mapping[str, str]) -> str:
+    """The last object that `ObjectReader.list` leaves out together with this one; "" if it does not leave it out."""
+    return next((last for folder, last in above.items() if name <= last and name.startswith(f"{folder}/")), "")
 
 
 def open_listed(store: ObjectReader, listed: ObjectInfo) -> pa.NativeFile:

@@ -11,7 +11,7 @@ Settings  credentials and endpoint are the backend's own, for example from `gclo
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -25,6 +25,7 @@ import pyarrow as pa
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.storage.base import (
+    NOTHING,
     SIZE_ONLY,
     Call,
     NotFoundError,
@@ -33,6 +34,7 @@ from lakeupsert.storage.base import (
     Sink,
     StoreUnavailableError,
     UnknownOutcomeError,
+    last_left_out,
     parts_of,
 )
 from lakeupsert.storage.remote import PROBE, UNTOUCHED, Conditions, RangeReader
@@ -114,7 +116,9 @@ class FsspecStore:
             with self._request("put", name) as fs:
                 fs.put_file(whole.name, self._prefix + name)
 
-    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
+    def list(
+        self, prefix: str, *, limit: int | None = None, above: Mapping[str, str] = NOTHING
+    ) -> Iterator[ObjectInfo]:
         folder = prefix.rpartition("/")[0]
         files: dict[str, dict[str, Any]] = {}
         with suppress(NotFoundError), self._request("list", prefix) as fs:
@@ -123,7 +127,8 @@ class FsspecStore:
             self._see_bucket()
         names = (each["name"].lstrip("/").removeprefix(self._prefix) for each in files.values())
         infos = sorted(map(info_of, names, files.values()), key=lambda info: info.name)
-        return islice((i for i in infos if i.name.startswith(prefix) and not i.name.startswith(PROBE)), limit)
+        infos = [i for i in infos if i.name.startswith(prefix) and not i.name.startswith(PROBE)]
+        return islice((i for i in infos if not last_left_out(i.name, above)), limit)
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:

@@ -12,7 +12,7 @@ import tarfile
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
@@ -30,7 +30,16 @@ from fsspec.implementations.cached import CachingFileSystem
 from fsspec.registry import available_protocols, get_filesystem_class
 
 from lakeupsert.errors import ConfigurationError, LakeupsertError
-from lakeupsert.storage.base import Call, DamagedObjectError, NotFoundError, ObjectInfo, Requests, not_as_listed
+from lakeupsert.storage.base import (
+    NOTHING,
+    Call,
+    DamagedObjectError,
+    NotFoundError,
+    ObjectInfo,
+    Requests,
+    last_left_out,
+    not_as_listed,
+)
 from lakeupsert.storage.by_fsspec import failure, info_of
 from lakeupsert.storage.remote import PART_BYTES, UNTOUCHED, RangeReader
 
@@ -87,7 +96,9 @@ class FsspecReader:
             return self._info(name, info) if info["type"] == "file" else None
         return None
 
-    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
+    def list(
+        self, prefix: str, *, limit: int | None = None, above: Mapping[str, str] = NOTHING
+    ) -> Iterator[ObjectInfo]:
         self._kept = None  # an open archive would still show the files that it had when it was opened
         found: Sequence[_Info] = ()
         with suppress(NotFoundError), self._request("list", prefix) as fs:
@@ -96,7 +107,8 @@ class FsspecReader:
         named = {name: info for info in found if (name := self._name(info["name"]))}  # "": the root, if it is a file
         if not named and not prefix:
             self._check_root()
-        infos = (self._sized(name, named[name]) for name in sorted(named) if name.startswith(prefix))
+        names = [name for name in sorted(named) if name.startswith(prefix) and not last_left_out(name, above)]
+        infos = (self._sized(name, named[name]) for name in names)
         return islice((info for info in infos if info is not None), limit)
 
     def open(self, name: str, etag: str | None = None) -> pa.NativeFile:

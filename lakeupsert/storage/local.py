@@ -7,12 +7,14 @@ could otherwise undo a commit that was already reported.
 
 import errno
 import os
+import posixpath
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +23,8 @@ import pyarrow as pa
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.storage.base import (
+    FOREIGN,
+    NOTHING,
     NotFoundError,
     ObjectInfo,
     Requests,
@@ -97,11 +101,13 @@ class LocalStore:
                 raise FileExistsError(errno.EEXIST, "a name that should be unique is taken", path)
             _sync_folder(os.path.dirname(path))
 
-    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
+    def list(
+        self, prefix: str, *, limit: int | None = None, above: Mapping[str, str] = NOTHING
+    ) -> Iterator[ObjectInfo]:
         self.requests.count("list")
         folder, _, start = prefix.rpartition("/")
         with self._failures(prefix, reads=True):
-            yield from islice(self._walk(folder, start), limit)
+            yield from islice(self._walk(folder, start, above), limit)
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
@@ -179,34 +185,53 @@ class LocalStore:
         _sync_folder(parent)
         self._known_folders.update(beside)
 
-    def _walk(self, folder: str, start: str = "", *, linked: bool = False) -> Iterator[ObjectInfo]:
+    def _walk(self, folder: str, start: str, above: Mapping[str, str], *, linked: bool = False) -> Iterator[ObjectInfo]:
         """The objects below a folder whose next part begins with ``start``, ordered by their whole names.
 
         A link to a folder is followed only if it leads out of the root, and below it (``linked``) no other link is. So no object
-        has two names, and no listing is endless.
+        has two names, and no listing is endless. A foreign link is listed as itself.
         """
-        path = self._path(folder)
+        path, least = self._path(folder), posixpath.basename(above.get(folder, ""))
         try:
             with os.scandir(path) as scan:
-                # a folder sorts as "name/", as in the names of the objects below it
-                entries = [(e.name + ("/" if _is_folder(e) else ""), e) for e in scan if e.name.startswith(start)]
+                entries = [
+                    (e, self._is_foreign(e.path))
+                    for e in scan
+                    if e.name.startswith(start) and (e.name > least or (f"{e.name}/" > least and _is_folder(e)))
+                ]
         except (FileNotFoundError, NotADirectoryError):
             return
-        for key, entry in sorted(entries):
+        # a folder sorts as "name/", as in the names of the objects below it
+        keys = [e.name + ("/" if not is_foreign and _is_folder(e) else "") for e, is_foreign in entries]
+        for key, (entry, is_foreign) in sorted(zip(keys, entries, strict=True), key=itemgetter(0)):
             name = f"{folder}/{entry.name}" if folder else entry.name
             if key.endswith("/"):
                 link = entry.is_symlink()
                 if entry.path != self._scratch and not (link and (linked or self._leads_inside(entry.path))):
-                    yield from self._walk(name, linked=linked or link)
+                    yield from self._walk(name, "", above, linked=linked or link)
                 continue
             try:
-                info = entry.stat()
+                info = entry.stat(follow_symlinks=not is_foreign)
             except OSError as e:
                 if e.errno in (errno.ENOENT, errno.ELOOP):
                     continue  # deleted during the listing, or a link to itself
                 raise
-            if stat.S_ISREG(info.st_mode):
+            if is_foreign:
+                yield ObjectInfo(name, 0, FOREIGN, info.st_mtime)
+            elif stat.S_ISREG(info.st_mode):
                 yield _info(name, info)
+
+    def leads_out(self, name: str) -> bool:
+        """Whether an object, or a folder of objects, is elsewhere, by a link somewhere in its path."""
+        return self._is_outside(self._path(name))
+
+    def _is_outside(self, path: str) -> bool:
+        root = os.path.realpath(self.root)
+        return os.path.commonpath([root, os.path.realpath(path)]) != root
+
+    def _is_foreign(self, path: str) -> bool:
+        """Whether `list` shows what is at a path as foreign."""
+        return False
 
     def _leads_inside(self, link: str) -> bool:
         root, target = os.path.realpath(self.root), os.path.realpath(link)

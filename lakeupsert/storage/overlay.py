@@ -3,12 +3,12 @@
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 
-from lakeupsert.storage.base import ObjectInfo, ObjectStore
+from lakeupsert.storage.base import NOTHING, ObjectInfo, ObjectStore
 from lakeupsert.storage.local import LocalStore
 
 
@@ -38,8 +38,10 @@ class OverlayStore(LocalStore):
     def clock_ahead(self) -> float | None:
         return self._below.clock_ahead()
 
-    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        return self._below.list(prefix, limit=limit)
+    def list(
+        self, prefix: str, *, limit: int | None = None, above: Mapping[str, str] = NOTHING
+    ) -> Iterator[ObjectInfo]:
+        return self._below.list(prefix, limit=limit, above=above)
 
     def _is_here(self, name: str) -> bool:
         return Path(self._path(name)).is_file()

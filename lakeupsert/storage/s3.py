@@ -10,7 +10,7 @@ Settings  region, endpoint, profile, certificates and credentials are boto3's ow
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from itertools import islice
 from typing import Any
@@ -23,11 +23,13 @@ from botocore.parsers import ResponseParserError
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.retries import REFUSED_ATTEMPTS, STORE_ATTEMPTS
 from lakeupsert.storage.base import (
+    NOTHING,
     Call,
     NotFoundError,
     ObjectInfo,
     StoreUnavailableError,
     UnknownOutcomeError,
+    last_left_out,
     not_as_listed,
     parts_of,
 )
@@ -120,8 +122,10 @@ class S3Store(ServerStore):
             return None
         return ObjectInfo(name, answer["ContentLength"], answer["ETag"].strip('"'), answer["LastModified"].timestamp())
 
-    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        return islice(self._list(prefix, 1000 if limit is None else min(limit, 1000)), limit)
+    def list(
+        self, prefix: str, *, limit: int | None = None, above: Mapping[str, str] = NOTHING
+    ) -> Iterator[ObjectInfo]:
+        return islice(self._list(prefix, 1000 if limit is None else min(limit, 1000), above), limit)
 
     def delete(self, names: Iterable[str]) -> None:
         waiting = iter(names)
@@ -185,12 +189,16 @@ class S3Store(ServerStore):
             f"{self.uri(name)}: another request for it was under way in each of {STORE_ATTEMPTS} attempts"
         )
 
-    def _list(self, prefix: str, page: int) -> Iterator[ObjectInfo]:
+    def _list(self, prefix: str, page: int, above: Mapping[str, str]) -> Iterator[ObjectInfo]:
         more: dict[str, str] = {}
         while True:
+            skipped = ""
             answer = self._call("list", "list_objects_v2", Prefix=self._prefix + prefix, MaxKeys=page, **more)
             for entry in answer.get("Contents", ()):
                 name = entry["Key"].removeprefix(self._prefix)
+                skipped = last_left_out(name, above)
+                if skipped:
+                    continue
                 # Consoles and Hadoop mark folders by a slash at the end.
                 if name and not name.endswith("/") and not name.startswith(PROBE):
                     etag = entry.get("ETag", "").strip('"')
@@ -199,7 +207,12 @@ class S3Store(ServerStore):
                     yield ObjectInfo(name, entry["Size"], etag, entry["LastModified"].timestamp())
             if not answer["IsTruncated"]:
                 return
-            more = {"ContinuationToken": answer["NextContinuationToken"]}
+            # A page that ends among names that are left out is not followed by more of them.
+            more = (
+                {"StartAfter": self._prefix + skipped}
+                if skipped
+                else {"ContinuationToken": answer["NextContinuationToken"]}
+            )
 
     def _read_without_range(self, name: str, etag: str | None) -> Piece:
         """An object of which the server has refused the last bytes: it is empty, or shorter, and the server not Amazon's."""

@@ -17,7 +17,7 @@ from lakeupsert.table.manifest import NO_ROWS, BucketEntry, Counters, DataFile, 
 from lakeupsert.table.reading import StoredReading
 
 if TYPE_CHECKING:  # `--help` needs no store, and no Arrow
-    from lakeupsert.storage import ObjectInfo
+    pass
 
 Reason = Literal[
     "ambiguous_date",
@@ -276,35 +276,6 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
             f"The ledger entry of batch {new.batch_id!r} contradicts itself: {'; '.join(wrong)}. It was not written.",
             next="report this as a bug of lakeupsert; the landing files are unchanged and a fixed version will load them",
         )
-
-
-def taken_files_by_path(entries: Iterable[LedgerEntry]) -> dict[str, list[SeenFile]]:
-    """All landing files that these entries loaded or set aside, by path. One that could not be read is there twice: its content
-    is only in `LedgerEntry.seen`."""
-    files: dict[str, list[SeenFile]] = {}
-    for entry in entries:
-        for file in entry.files:
-            files.setdefault(file.path, []).append(file)
-        if entry.seen:  # rarely, and each batch of `ingest` looks at all batches before it
-            unread = {file.path for file in entry.files if not file.sha256}
-            for seen in entry.seen:
-                if seen.path in unread:
-                    files.setdefault(seen.path, []).append(seen)
-    return files
-
-
-def is_taken(found: "ObjectInfo", files: Mapping[str, Sequence[SeenFile]]) -> bool:
-    """Whether one of these files, by path, is the listed one as it is now, by size and etag."""
-    return any(found.is_same(file.size, file.etag) for file in files.get(found.name, ()))
-
-
-def seen_files_by_path(entries: Iterable[LedgerEntry]) -> dict[str, list[SeenFile]]:
-    """`LedgerEntry.seen` of these entries, by path."""
-    files: dict[str, list[SeenFile]] = {}
-    for entry in entries:
-        for file in entry.seen:
-            files.setdefault(file.path, []).append(file)
-    return files
 
 
 def next_stamp(head: LedgerEntry | None) -> int:

@@ -217,6 +217,16 @@ class ObjectStoreContract:
             store.create(f"n/{i}", b"")
         assert [found.name for found in store.list("n/", limit=2)] == ["n/0", "n/1"]
 
+    def test_list_leaves_out_objects_of_a_folder_up_to_a_name(self, store: ObjectStore) -> None:
+        names = ["a/1", "a/2", "a/2/1", "a/3", "b/1", "z"]
+        names.remove("a/2")  # as above
+        for name in names:
+            store.create(name, b"")
+        assert [found.name for found in store.list("", above={"a": "a/1", "b": "b/1"})] == ["a/2/1", "a/3", "z"]
+        assert [found.name for found in store.list("a/", above={"a": "a/3"})] == []
+        assert [found.name for found in store.list("", above={"a": "a/2"}, limit=2)] == ["a/2/1", "a/3"]
+        assert [found.name for found in store.list("", above={"a": "a/3"}, limit=1)] == ["b/1"]
+
     def test_listing_shows_what_was_just_created_and_deleted(self, store: ObjectStore) -> None:
         store.create("a", b"")
         store.create("b", b"")

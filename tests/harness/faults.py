@@ -6,7 +6,7 @@ points.arm(7, Fault.AFTER)            # the eighth call has its effect, but its 
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 
 from lakeupsert.queue import DeadLetter, Lease, Message, QueueStats, WorkQueue
 from lakeupsert.storage import ObjectInfo, ObjectStore, Requests, StoreUnavailableError, UnknownOutcomeError
+from lakeupsert.storage.base import NOTHING
 
 
 class Fault(Enum):
@@ -136,9 +137,11 @@ class FaultyStore:
         with self._at("put", name), self._store.write(name) as sink:
             yield sink
 
-    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
+    def list(
+        self, prefix: str, *, limit: int | None = None, above: Mapping[str, str] = NOTHING
+    ) -> Iterator[ObjectInfo]:
         with self._at("list", prefix):
-            found = list(self._store.list(prefix, limit=limit))
+            found = list(self._store.list(prefix, limit=limit, above=above))
         yield from found
 
     def delete(self, names: Iterable[str]) -> None:

@@ -152,8 +152,8 @@ class TakesWhatIsThere(LocalStore):
 class ListsLate(LocalStore):
     """A listing lacks the object that was created last."""
 
-    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        yield from list(super().list(prefix, limit=limit))[:-1]
+    def list(self, prefix: str, **given: Any) -> Iterator[ObjectInfo]:
+        yield from list(super().list(prefix, **given))[:-1]
 
 
 @pytest.mark.parametrize(

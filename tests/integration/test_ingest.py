@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -386,10 +387,10 @@ def test_an_outage_is_told_again_but_not_at_each_look(
     lake, real, told, troubles = Lake(tmp_path), ingesting.list_landing, list[float](), list[str]()
     lake.run()
 
-    def listing(table: OpenTable) -> Iterator[ObjectInfo]:
+    def listing(table: OpenTable, **given: Any) -> Iterator[ObjectInfo]:
         if 1000 < hours.seconds < 1400 or 5000 < hours.seconds < 9000:
             raise StoreUnavailableError("store-unreachable", "The store is away.", next="wait")
-        return real(table)
+        return real(table, **given)
 
     def trouble(reason: str) -> None:
         troubles.extend([] if [reason] == troubles[-1:] else [reason])
@@ -410,7 +411,7 @@ def test_it_ends_in_time_and_is_alive_also_in_an_outage(
     lake, alive = Lake(tmp_path), list[float]()
     lake.run()
 
-    def away(table: OpenTable) -> Iterator[ObjectInfo]:
+    def away(table: OpenTable, **given: Any) -> Iterator[ObjectInfo]:
         raise StoreUnavailableError("store-unreachable", "The store is away.", next="wait")
 
     monkeypatch.setattr(ingesting, "list_landing", away)
@@ -440,11 +441,11 @@ def test_the_health_file_says_why_it_can_not_work(tmp_path: Path, monkeypatch: p
     said = set[str]()
     real = ingesting.list_landing
 
-    def listing(table: OpenTable) -> Iterator[ObjectInfo]:
+    def listing(table: OpenTable, **given: Any) -> Iterator[ObjectInfo]:
         said.add(health.read_text())
         if next(looks) % 2:
             raise StoreUnavailableError("store-unreachable", "The store is away.", next="wait")
-        return real(table)
+        return real(table, **given)
 
     monkeypatch.setattr(ingesting, "list_landing", listing)
     arguments = ["ingest", "--seconds", "0.01", "--max-seconds", "0.3", "--health-file", str(health)]

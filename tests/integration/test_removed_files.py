@@ -1,12 +1,19 @@
 """Landing files of a source that are gone before a batch took them: `status`, `doctor` and `ingest` say so."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from lakeupsert.api import Table
 from lakeupsert.config import DatabaseSource, SourceSettings
+from lakeupsert.operations.ingest import IngestOptions, ingest
+from lakeupsert.pipeline.append.append import append
+from lakeupsert.pipeline.append.discover import AppendOptions
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.removed_files import MOST_LOOKS
+from lakeupsert.storage import ObjectInfo
 from tests.harness.lake import Lake
 from tests.integration.test_source_files import Source
 
@@ -79,3 +86,46 @@ def test_a_reader_without_the_landing_zone_is_not_disturbed(tmp_path: Path) -> N
     (lake.root / "landing").rename(lake.root / "elsewhere")
     (lake.root / "landing").write_text("no folder")
     assert all("no folder" not in text for text in said(lake))
+
+
+def test_files_that_were_taken_are_not_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source writes so many that each batch would soon take longer than the time between two."""
+    lake = Lake(tmp_path)
+    files = landed(lake, 5)
+    files[2].rename(tmp_path / "late")  # a listing may show the next one and not yet this one
+    (files[0].parent / "000000000009.folder").mkdir()
+    (files[0].parent / "000000000009.folder/x.jsonl").write_text("")
+    opened = OpenTable("t", lake.settings, sources=SOURCES)
+    landing, shown = opened.resources.landing, list[str]()
+    every = type(landing).list
+
+    def spy(*args: Any, **given: Any) -> Iterator[ObjectInfo]:
+        found = [*every(landing, *args, **given)]
+        shown.extend(one.name.partition(".")[0].removeprefix("n/").lstrip("0") for one in found)
+        return iter(found)
+
+    def batch() -> set[str]:
+        """The files that a batch of `ingest` lists to take what is new."""
+        head = opened.history.newest_entry()
+        known = opened.history.taken(head.number) if head else opened.history.known_taken
+        shown.clear()
+        new = {one.name: one for one in every(landing, "") if not known.has(one)}
+        with monkeypatch.context() as patch:
+            patch.setattr(landing, "list", spy)
+            append(opened, AppendOptions(host="local", only=new))
+        return {*shown} - {"9"}
+
+    def rows() -> int:
+        head = opened.history.newest_entry()
+        return sum(file.rows for entry in opened.history.headers(head.number) for file in entry.files) if head else 0
+
+    assert (batch(), rows()) == ({"1", "2", "4", "5"}, 4)
+    assert (batch(), rows()) == ({"4", "5"}, 4)
+    (tmp_path / "late").rename(files[2])
+    assert (batch(), rows()) == ({"3", "4", "5"}, 5)
+    assert (batch(), rows()) == (set(), 5)
+    files[1].write_bytes(files[0].read_bytes())  # somebody has mended it
+    assert (batch(), rows()) == ({"1", "2", "3", "4", "5"}, 6)
+    files[1].write_bytes(files[2].read_bytes())
+    ingest(opened, IngestOptions(seconds=0, max_seconds=1.0))
+    assert rows() == 7

@@ -30,12 +30,12 @@ from lakeupsert.landing.formats.blocks import (
     LandingInput,
     MalformedRecord,
     Source,
-    check_names,
     find_missing,
     select_names,
     unreadable_if_damaged,
 )
 from lakeupsert.landing.formats.envelopes import NoEnvelopeError, Row, RowsOf, TruncateError, has_no_row, unwrap_of
+from lakeupsert.landing.formats.limits import MOST_LEAVES, check_columns, check_rows, check_unpacked
 from lakeupsert.landing.formats.nested import flatten, nulls, offsets
 from lakeupsert.landing.formats.oldcalendar import OldCalendar
 from lakeupsert.landing.formats.positions import LOG_POSITION, NEEDED
@@ -117,7 +117,7 @@ def _read_header(source: Source, file: LandingInput, reading: Reading) -> _Heade
         parsed: Any = fastavro.parse_schema(without(schema, "default"))
         columns = _columns(parsed, reading)
         plain = fastavro.parse_schema(without(schema, "default", "logicalType"))
-    check_names(file.path, list(columns))
+    check_columns(file.path, pa.schema([(name, column.type) for name, column in columns.items()]))
     old = OldCalendar.of({key.encode(): value for key, value in header["meta"].items()})
     return _Header(columns, plain, _UNPACK[codec], header["sync"], old)
 
@@ -130,7 +130,7 @@ def _blocks(
     place, pending_bytes = 0, 0
     rows: list[Row] = []
     with unreadable_if_damaged(file, "Avro", *DAMAGED):
-        for count, data in _unpacked_blocks(source, header):
+        for count, data in _unpacked_blocks(source, file, header):
             text, begin = io.BytesIO(data), 0
             for _ in range(count):
                 rows.append(_read_record(text, header.schema, None))
@@ -189,8 +189,9 @@ def _array(name: str, column: _Column, rows: Sequence[Row]) -> pa.Array:
 # -- blocks as they are stored
 
 
-def _unpacked_blocks(source: Source, header: _Header) -> Iterator[tuple[int, bytes]]:
+def _unpacked_blocks(source: Source, file: LandingInput, header: _Header) -> Iterator[tuple[int, bytes]]:
     """The number of records in each block, and their bytes."""
+    rows = unpacked = 0
     while (count := _number(source)) is not None:
         size = _number(source)
         if size is None or not 0 <= size <= LARGEST_BLOCK or count < 0:
@@ -200,6 +201,9 @@ def _unpacked_blocks(source: Source, header: _Header) -> Iterator[tuple[int, byt
             raise ValueError(f"a block of more than {LARGEST_BLOCK} bytes")
         if source.read(_SYNC_BYTES) != header.sync:
             raise ValueError("a block does not end after the size that it states")
+        rows, unpacked = rows + count, unpacked + len(data)
+        check_rows(file, rows)  # records without any bytes may be as many as a block says
+        check_unpacked(file, unpacked)
         yield count, data
 
 
@@ -243,6 +247,9 @@ def _columns(schema: Schema, reading: Reading) -> dict[str, _Column]:
     record = _record(schema, named)
     if record is None:
         raise ValueError("its schema is not a record: it holds no records")
+    # 30 records, each with two of the one before, are 10^9 fields.
+    if _count_leaves(schema, named, {}) > MOST_LEAVES:
+        raise ValueError(f"it has more than {MOST_LEAVES:,} fields in its records")
     if reading.envelope is None:
         return _of_fields(record, named)
     fields = {f["name"]: f["type"] for f in record["fields"]}
@@ -315,6 +322,8 @@ def _column(schema: Schema, named: Mapping[str, dict[str, Any]], inside: tuple[s
     if not isinstance(kind, str):
         return _column(kind, named, inside)
     if kind == "array":
+        if _has_no_bytes(schema["items"], named):
+            raise ValueError("an array whose items take no bytes: a few bytes may say that it has any number of them")
         return _list(_column(schema["items"], named, inside))
     if kind == "map":
         return _map(_column(schema["values"], named, inside))
@@ -328,6 +337,29 @@ def _column(schema: Schema, named: Mapping[str, dict[str, Any]], inside: tuple[s
     return _logical(kind, schema) or _plain(
         pa.string() if kind == "enum" else pa.binary(schema["size"]) if kind == "fixed" else _PRIMITIVES[kind]
     )
+
+
+def _count_leaves(schema: Schema, named: Mapping[str, dict[str, Any]], counted: dict[str, int]) -> int:
+    if isinstance(schema, list):
+        return sum(_count_leaves(one, named, counted) for one in schema)
+    if isinstance(schema, str):
+        return _count_leaves(named[schema], named, counted) if schema in named else 1
+    if "fields" not in schema:
+        return sum(_count_leaves(schema[part], named, counted) for part in ("items", "values") if part in schema) or 1
+    if schema["name"] not in counted:
+        counted[schema["name"]] = 0  # of one that contains itself, which `_column` refuses
+        counted[schema["name"]] = sum(_count_leaves(f["type"], named, counted) for f in schema["fields"])
+    return counted[schema["name"]]
+
+
+def _has_no_bytes(schema: Schema, named: Mapping[str, dict[str, Any]]) -> bool:
+    if isinstance(schema, list):
+        return False  # a union says of which type a value is
+    if isinstance(schema, str):
+        return schema == "null" or (schema in named and _has_no_bytes(named[schema], named))
+    if "fields" in schema:
+        return all(_has_no_bytes(f["type"], named) for f in schema["fields"])
+    return bool(schema["type"] == "null")
 
 
 _PRIMITIVES = {

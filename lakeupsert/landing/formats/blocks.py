@@ -413,24 +413,6 @@ class Columns:
     rows: int | None = None
 
 
-def check_names(path: str, names: Sequence[str]) -> None:
-    """Raise UnreadableFileError if two columns have the same name to a table, or a column has no usable name."""
-    seen: dict[str, str] = {}
-    for name in names:
-        other = seen.get(name.lower())
-        if other is not None:
-            what = f"more than one column named {name!r}" if other == name else f"columns {other!r} and {name!r}"
-            why = "" if other == name else ", which differ only by case and are the same column to a table"
-            raise UnreadableFileError(path, f"The file has {what}{why}.")
-        seen[name.lower()] = name
-    blank = [i + 1 for i, name in enumerate(names) if not name.strip()]
-    if blank:
-        raise UnreadableFileError(path, f"Column {blank[0]} of {len(names)} has no name.")
-    nul = next((name for name in names if "\0" in name), None)  # C libraries end a name there
-    if nul is not None:
-        raise UnreadableFileError(path, f"The column name {nul!r} has a NUL character.")
-
-
 def given_types(known: pa.Schema | None, text_columns: frozenset[str]) -> Callable[[str], pa.DataType | None]:
     """The type of a text column if it is not to be inferred: the table's type, or text for ``text_columns``."""
     given = dict.fromkeys(map(str.lower, text_columns), pa.string())

@@ -29,7 +29,6 @@ from lakeupsert.landing.formats.blocks import (
     MalformedRecord,
     Source,
     UnreadableFileError,
-    check_names,
     find_missing,
     flaw_of,
     given_types,
@@ -48,6 +47,7 @@ from lakeupsert.landing.formats.jsonvalues import (
     text_of,
     with_new_fields,
 )
+from lakeupsert.landing.formats.limits import check_names
 from lakeupsert.landing.formats.lines import BOM, TextLines
 from lakeupsert.landing.formats.nested import nulls
 from lakeupsert.landing.formats.only import own_rows

@@ -23,11 +23,11 @@ from lakeupsert.landing.formats.blocks import (
     Contents,
     LandingInput,
     UnreadableFileError,
-    check_names,
     find_missing,
     select_names,
     unreadable_if_damaged,
 )
+from lakeupsert.landing.formats.limits import check_columns, check_rows
 from lakeupsert.landing.formats.oldcalendar import OldCalendar, is_of_spark
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.checksums import MAGIC
@@ -186,7 +186,15 @@ def _read_footer(source: pa.NativeFile, file: LandingInput) -> pq.FileMetaData:
             raise UnreadableFileError(file.path, why) from e
         _refuse_appended(source, footer, file)
         source.seek(0)
-        return footer
+    check_rows(file, _values_in(footer))
+    return footer
+
+
+def _values_in(footer: pq.FileMetaData) -> int:
+    """The rows of a file, or the items of a list if they are more."""
+    repeated = [i for i in range(footer.num_columns) if footer.schema.column(i).max_repetition_level]
+    groups = map(footer.row_group, range(footer.num_row_groups))
+    return sum(max(group.num_rows, *(group.column(i).num_values for i in repeated), 0) for group in groups)
 
 
 def _refuse_appended(source: pa.NativeFile, footer: pq.FileMetaData, file: LandingInput) -> None:
@@ -238,7 +246,7 @@ def _open_parquet(source: pa.NativeFile, file: LandingInput, footer: pq.FileMeta
             # Spark writes checksums; without this a damaged page would be read as wrong values.
             page_checksum_verification=True,
         )
-    check_names(file.path, parquet.schema_arrow.names)
+    check_columns(file.path, parquet.schema_arrow)
     return parquet
 
 

@@ -22,7 +22,6 @@ from lakeupsert.landing.formats.blocks import (
     MalformedRecord,
     Source,
     UnreadableFileError,
-    check_names,
     find_missing,
     flaw_of,
     given_types,
@@ -31,6 +30,7 @@ from lakeupsert.landing.formats.blocks import (
 from lakeupsert.landing.formats.dominant import DominantType
 from lakeupsert.landing.formats.escapes import without_line_end
 from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type, unify, with_points
+from lakeupsert.landing.formats.limits import check_names
 from lakeupsert.landing.formats.lines import BOM, CR, LF, TextLines, is_utf8
 from lakeupsert.landing.formats.only import names_in_files, own_rows
 from lakeupsert.rows.arrays import Indices, Mask
@@ -180,6 +180,7 @@ def _columns(pieces: Iterator[_Records], file: LandingInput, dialect: Dialect) -
                 raise UnreadableFileError(
                     file.path, f"The number of columns in its first record can't be found: {e}"
                 ) from e
+            check_names(file.path, names)
             return names, [piece]
         try:
             if piece.unclosed and at == len(piece.starts) - 1:

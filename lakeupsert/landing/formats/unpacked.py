@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import LandingInput, Source, UnreadableFileError, unreadable_if_damaged
+from lakeupsert.landing.formats.limits import check_unpacked
 
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".lz4": "lz4", ".zip": "zip"}
 _READ_BYTES = 1 << 16
@@ -139,6 +140,7 @@ class _DecompressedText:
         self._begin()
 
     def _begin(self) -> None:
+        self._unpacked = 0
         self._stream: _Zip | _Xz | pa.CompressedInputStream
         if self._compression == "zip":
             self._stream = _Zip(self._source)
@@ -150,11 +152,14 @@ class _DecompressedText:
     def read(self, size: int) -> bytes:
         try:
             with unreadable_if_damaged(self._file, self._compression, EOFError, lzma.LZMAError, zlib.error, _ZipError):
-                return self._stream.read(size)
+                text: bytes = self._stream.read(size)
         except UnreadableFileError as e:
             if type(e.__cause__) is _SeveralMembersError:
                 raise UnreadableFileError(self._file.path, several_members(self._file.path)) from e
             raise
+        self._unpacked += len(text)
+        check_unpacked(self._file, self._unpacked)
+        return text
 
     def seek(self, place: int) -> None:
         self._source.seek(place)

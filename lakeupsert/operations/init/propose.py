@@ -24,13 +24,13 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.landing.formats.folders import folders_of
 from lakeupsert.landing.formats.inference import convert_text
 from lakeupsert.landing.formats.registry import format_of
-from lakeupsert.landing.table_logs import TableLog, find_log, log_above
+from lakeupsert.landing.table_logs import TableLog, find_log, holds_a_table, log_above
 from lakeupsert.operations.init.reading import ReadingChoices, choose_reading
 from lakeupsert.operations.init.sample import Column, Sample
 from lakeupsert.operations.init.settings import HIVE, SettingChoices, folder_of, folder_values
 from lakeupsert.operations.init.words import Choice, is_named
 from lakeupsert.phrases import no_folder
-from lakeupsert.pipeline.append.discover import holds_a_table, is_landing_file
+from lakeupsert.pipeline.append.discover import is_landing_file
 from lakeupsert.pipeline.append.next_spec import describe_unfit
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectReader, can_commit, open_landing, open_store
 from lakeupsert.table.creation import create

@@ -25,7 +25,7 @@ from lakeupsert.rows.arrays import Hashes, Indices, Rows
 from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.rank import sortable
-from lakeupsert.storage import NotFoundError, open_landing
+from lakeupsert.storage import NotFoundError, ObjectReader, open_landing, open_store
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import type_name
 
@@ -71,7 +71,8 @@ def read_keys(path: str, spec: TableSpec) -> KeyList:
     local = Path(path).expanduser().absolute()
     folder, _, name = path.rpartition("/") if "://" in path else (str(local.parent), "", local.name)
     try:
-        store = open_landing(folder)
+        # The user names a file of this machine, so it may be a link.
+        store: ObjectReader = open_landing(folder) if "://" in path else open_store(folder)
         found = store.head(name)
         if found is None:
             raise NotFoundError(name)

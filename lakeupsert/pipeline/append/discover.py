@@ -19,26 +19,25 @@ from lakeupsert.engine.by_name import HostChoice
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.content import content_hash
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
-from lakeupsert.landing.table_logs import TableLog, likely_log_above, log_of
-from lakeupsert.phrases import count, duration, no_folder
+from lakeupsert.landing.table_logs import TableLog, holds_a_table, likely_log_above, log_of
+from lakeupsert.phrases import count, duration, no_folder, short_list
 from lakeupsert.pipeline.append.landing_dates import Skipped, arrival_order, describe_skipped, is_stray, received_on
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.resources import Resources
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_landing
+from lakeupsert.storage.base import NOTHING, last_left_out
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import (
     LedgerEntry,
     Scope,
     SeenFile,
     active_batches,
-    is_taken,
     next_stamp,
-    seen_files_by_path,
-    taken_files_by_path,
 )
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.taken import TakenFiles
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +126,7 @@ class Ground:
     by_size: int = 0
     clock_ahead: int = 0
     log: TableLog | None = None
+    foreign: tuple[str, ...] = ()
 
     @property
     def spec(self) -> TableSpec | None:
@@ -164,6 +164,7 @@ class Ground:
             )
         if self.log:
             found.append(holds_a_table(self.log))
+        found += foreign_files(self.foreign)
         if self.by_size:
             found.append(
                 f"the landing zone reports only the size of {count(self.by_size, 'file')}: if a file is replaced by another of "
@@ -209,18 +210,19 @@ def discover(table: OpenTable, options: AppendOptions = ALL_NEW, excluded: Colle
     zone holds Parquet files but no table.
     """
     ground = read_heads(table, options.batch_id)
-    entries, known, withdrawn = ground.entries, taken_files_by_path(ground.entries), None
+    entries, known, withdrawn = ground.entries, table.history.taken(len(ground.entries) - 1), None
+    seen_before = known.seen
     if options.again:
         count = active_batches(enumerate(entries))
-        known = taken_files_by_path(entry for number, entry in enumerate(entries) if number in count)
-        withdrawn = taken_files_by_path(entry for number, entry in enumerate(entries) if number not in count)
+        known = TakenFiles(entry for number, entry in enumerate(entries) if number in count)
+        withdrawn = TakenFiles(entry for number, entry in enumerate(entries) if number not in count)
     if ground.head is None:
         refuse_unadopted(table)
-    candidates = None if withdrawn is None else withdrawn.keys()
+    candidates = None if withdrawn is None else withdrawn.by_path.keys()
     listing = _list_landing(
         table, options, known, lambda path: path not in excluded and (candidates is None or path in candidates)
     )
-    inputs, seen = _new_files(table, listing.files, known, seen_files_by_path(entries))
+    inputs, seen = _new_files(table, listing.files, known.by_path, seen_before)
     with_id = entries if options.batch_id is not None else ()
     same_id = next((e for e in with_id if e.kind == "batch" and e.batch_id == options.batch_id), None)
     if same_id is not None and inputs:
@@ -240,6 +242,7 @@ def discover(table: OpenTable, options: AppendOptions = ALL_NEW, excluded: Colle
         skipped=listing.skipped,
         by_size=listing.by_size,
         log=listing.log,
+        foreign=listing.foreign,
     )
 
 
@@ -255,12 +258,13 @@ def skipped_files(table: OpenTable, limit: int) -> Skipped | None:
     return describe_skipped(pattern, format_, undated, len(paths), folders)
 
 
-def holds_a_table(log: TableLog) -> str:
-    """The warning for a landing zone that holds a table of another format, or lies in one."""
-    return (
-        f"the landing zone is or holds {log}. Its files are taken as they are: rows that it has deleted or replaced come too, "
-        "and rows of files that it rewrites come again. Land what it exports, or its change feed, instead"
-    )
+def foreign_files(names: Sequence[str]) -> list[str]:
+    """The warning for names in a landing folder that are not read."""
+    if not names:
+        return []
+    found = f"the landing zone has {count(len(names), 'link')} out of it, or devices or pipes, which are not read"
+    advice = "Land the files themselves, mount the folder there, or make it a landing zone of a table"
+    return [f"{found}: {short_list(names)}. {advice}"]
 
 
 def is_landing_file(path: str) -> bool:
@@ -320,8 +324,18 @@ def refuse_unadopted(table: OpenTable) -> None:
             )
 
 
-def list_landing(table: OpenTable, below: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-    """All files of the landing zone, or the first ``limit``. Raises ConfigurationError if it is missing."""
+def list_landing(
+    table: OpenTable,
+    below: str = "",
+    limit: int | None = None,
+    taken: TakenFiles | None = None,
+    needed: Collection[str] = (),
+) -> Iterator[ObjectInfo]:
+    """All files of the landing zone, or the first ``limit``. Raises ConfigurationError if it is missing.
+
+    Files of a source that were ``taken`` are left out, up to the first that was not: it writes so many that to list them all
+    would soon take longer than a batch. If one of those is ``needed``, none is left out.
+    """
     landing = open_landing(table.settings.landing)
     if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
         raise ConfigurationError(
@@ -329,7 +343,10 @@ def list_landing(table: OpenTable, below: str = "", limit: int | None = None) ->
             f"The landing zone {landing.root} of table {table.name!r} {no_folder(Path(landing.root))}.",
             next=f"create it, or correct `landing` in [tables.{table.name}]",
         )
-    return table.resources.landing.list(below, limit=limit)
+    above = {source: taken.all_up_to(source) for source in table.sources} if taken else NOTHING
+    if any(last_left_out(name, above) for name in needed):
+        above = NOTHING
+    return table.resources.landing.list(below, limit=limit, above=above)
 
 
 @dataclass(frozen=True)
@@ -341,20 +358,26 @@ class _Listing:
     skipped: Skipped | None
     by_size: int
     log: TableLog | None
+    foreign: tuple[str, ...]
 
 
 def _list_landing(
-    table: OpenTable, options: AppendOptions, known: Mapping[str, list[SeenFile]], is_candidate: Callable[[str], bool]
+    table: OpenTable, options: AppendOptions, known: TakenFiles, is_candidate: Callable[[str], bool]
 ) -> _Listing:
     pattern, format_ = table.settings.landing_dates, table.settings.format
     first, last = options.received
     files: list[ObjectInfo] = []
     undated: list[str] = []
+    foreign: list[str] = []
     folders: set[str] = set()
     listed = by_size = 0
     log: TableLog | None = None
-    for found in list_landing(table, options.folder):
+    known_of_ingest = None if options.only is None else known  # which looks at all files once a minute
+    for found in list_landing(table, options.folder, taken=known_of_ingest, needed=options.only or ()):
         log = log or log_of(found.name)
+        if found.is_foreign:
+            foreign += [found.name] if is_landing_file(found.name) else []
+            continue
         if not is_landing_file(found.name.removeprefix(options.folder)) or not is_candidate(found.name):
             continue
         listed += 1
@@ -366,10 +389,11 @@ def _list_landing(
             undated.append(found.name)
         elif pattern and not (first or day) <= day <= (last or day):
             continue
-        elif (options.only is None or options.only.get(found.name) == found) and not is_taken(found, known):
+        elif (options.only is None or options.only.get(found.name) == found) and not known.has(found):
             files.append(found)
     log = log or likely_log_above(table.settings.landing)
-    return _Listing(tuple(files), describe_skipped(pattern, format_, undated, listed, folders), by_size, log)
+    skipped = describe_skipped(pattern, format_, undated, listed, folders)
+    return _Listing(tuple(files), skipped, by_size, log, tuple(foreign))
 
 
 def _new_files(

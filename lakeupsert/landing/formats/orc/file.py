@@ -15,11 +15,11 @@ from lakeupsert.landing.formats.blocks import (
     Contents,
     LandingInput,
     UnreadableFileError,
-    check_names,
     find_missing,
     select_names,
     unreadable_if_damaged,
 )
+from lakeupsert.landing.formats.limits import check_columns, check_rows
 from lakeupsert.landing.formats.orc.footer import OrcFooter, read_footer
 from lakeupsert.landing.formats.orc.zones import corrections
 from lakeupsert.rows.calendar import change_of, dates
@@ -97,7 +97,8 @@ def _open(source: pa.NativeFile, file: LandingInput) -> _File:
         stripes = orc.ORCFile(source)
         schema = stripes.schema
         footer = read_footer(source)
-    check_names(file.path, schema.names)
+    check_columns(file.path, schema)
+    check_rows(file, stripes.nrows)
     if "struct<>" in str(schema):
         raise UnreadableFileError(file.path, "It has a struct without fields, which Parquet can't store.")
     return _File(stripes, footer)

@@ -1,0 +1,144 @@
+"""A small file that says that it holds much costs itself only: it is set aside by name, and the others land."""
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import orc
+
+from lakeupsert import Table
+from lakeupsert.config import TableSettings
+from lakeupsert.landing.formats import limits
+from lakeupsert.landing.formats.avrofile import HEADER
+
+MANY = 4_000_000
+"""Rows of a file of some kilobytes."""
+SYNC = b"0123456789abcdef"
+
+
+def parquet(table: pa.Table) -> bytes:
+    pq.write_table(table, out := pa.BufferOutputStream(), compression="zstd")
+    return bytes(out.getvalue())
+
+
+def orc_file(table: pa.Table) -> bytes:
+    orc.write_table(table, out := io.BytesIO(), compression="zlib")
+    return out.getvalue()
+
+
+def number(value: int) -> bytes:
+    """As Avro stores it."""
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, "long", value)
+    return out.getvalue()
+
+
+def avro(fields: Sequence[tuple[str, Any]], count: int, data: bytes, codec: str = "null") -> bytes:
+    """A file with one block."""
+    schema = {"type": "record", "name": "r", "fields": [{"name": name, "type": type_} for name, type_ in fields]}
+    meta = {"avro.schema": json.dumps(schema).encode(), "avro.codec": codec.encode()}
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, HEADER, {"magic": b"Obj\x01", "meta": meta, "sync": SYNC})
+    return out.getvalue() + number(count) + number(len(data)) + data + SYNC
+
+
+def zstd(data: bytes) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, "zstd") as stream:
+        stream.write(data)
+    return bytes(out.getvalue())
+
+
+def equal_rows(rows: int) -> pa.Table:
+    return pa.table({"id": pa.array(["x"]).take(pa.array([0] * rows))})
+
+
+def nested(levels: int) -> pa.Table:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"v": value}
+    return pa.table({"id": ["x"], "v": [value]})
+
+
+def doubled(levels: int) -> Any:
+    """A record with two of a record with two of one …"""
+    if not levels:
+        return "int"
+    first = doubled(levels - 1)
+    again = first["name"] if isinstance(first, dict) else first
+    fields = [{"name": "a", "type": first}, {"name": "b", "type": again}]
+    return {"type": "record", "name": f"r{levels}", "fields": fields}
+
+
+LONG = b"id\n" + b"x" * 1_000_000 + b"\n"
+TEXT = [("id", "string")]
+FILES: dict[str, Callable[[], tuple[str, bytes]]] = {
+    "rows of Parquet": lambda: ("a.parquet", parquet(equal_rows(MANY))),
+    "rows of ORC": lambda: ("a.orc", orc_file(equal_rows(MANY))),
+    "items of Parquet": lambda: (
+        "a.parquet",
+        parquet(pa.table({"id": ["x"], "v": pa.array([[0] * MANY], pa.list_(pa.int64()))})),
+    ),
+    "fields of Avro": lambda: ("a.avro", avro([*TEXT, ("v", doubled(30))], 1, b"")),
+    "rows of Avro": lambda: ("a.avro", avro(TEXT, 2 * MANY, zstd(bytes(2 * MANY)), "zstandard")),
+    "rows without a byte": lambda: ("a.avro", avro([("id", "null")], MANY, b"")),
+    "items without a byte": lambda: (
+        "a.avro",
+        avro([*TEXT, ("v", {"type": "array", "items": "null"})], 1, number(1) + b"x" + number(MANY) + number(0)),
+    ),
+    "unpacked text": lambda: ("a.csv.zst", zstd(LONG)),
+    "unpacked Avro": lambda: (
+        "a.avro",
+        avro(TEXT, 1, zstd(number(1_000_000) + b"x" * 1_000_000), "zstandard"),
+    ),
+    "columns of CSV": lambda: ("a.csv", ",".join(["id", *(f"c{i}" for i in range(10_000))]).encode() + b"\nx\n"),
+    "columns of JSON": lambda: ("a.jsonl", json.dumps({"id": "x"} | {f"c{i}": 1 for i in range(10_000)}).encode()),
+    "columns of Parquet": lambda: (
+        "a.parquet",
+        parquet(pa.table({"id": ["x"]} | {f"c{i}": [1] for i in range(10_000)})),
+    ),
+    "levels of Parquet": lambda: ("a.parquet", parquet(nested(65))),
+    "levels of ORC": lambda: ("a.orc", orc_file(nested(65))),
+}
+
+
+@pytest.mark.few(len(FILES))
+@pytest.mark.parametrize("case", FILES)
+def test_it_is_set_aside(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_OF_A_BYTE", 10)
+    monkeypatch.setattr(limits, "_FREE_ROWS", 1 << 17)
+    monkeypatch.setattr(limits, "_FREE_BYTES", 1 << 16)
+    name, data = FILES[case]()
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "landing" / "good.csv").write_text("id\ngood\n")
+    settings = TableSettings(
+        key=("id",), partition_by=(), order_by=("id",), landing=f"{tmp_path}/landing", processed=f"{tmp_path}/processed"
+    )
+    table = Table("t", settings)
+    table.run(host="local")
+    (tmp_path / "landing" / name).write_bytes(data)
+    (tmp_path / "landing" / "more.csv").write_text("id\nmore\n")
+    table.run(host="local")
+    assert sorted(table.to_arrow(columns=["id"]).read_all()["id"].to_pylist()) == ["good", "more"]
+    [row] = table.quarantine().read_all().to_pylist()
+    assert (row["file"].partition(":")[0], row["reason_code"]) == (name, "unreadable_file")
+    word = {
+        "rows": " rows",
+        "items": "rows" if name.endswith("parquet") else "no bytes",
+        "fields": "40,000 fields",
+        "unpacked": "unpacked",
+        "columns": "columns",
+        "levels": "within",
+    }
+    assert word[case.partition(" ")[0]] in row["reason"]
+
+
+def test_at_the_limit_all_is_well() -> None:
+    limits.check_columns("a", nested(limits.DEEPEST).schema)
+    limits.check_names("a", [str(i) for i in range(limits.MOST_COLUMNS)])
