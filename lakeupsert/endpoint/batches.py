@@ -19,8 +19,7 @@ from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.formats.registry import is_read
 from lakeupsert.pipeline.append.landing_dates import received_on
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.storage import NotFoundError, StoreUnavailableError, UnknownOutcomeError, can_commit, open_store
-from lakeupsert.storage.local import LocalStore
+from lakeupsert.storage import NotFoundError, StoreUnavailableError, UnknownOutcomeError, can_commit, open_own_folder
 from lakeupsert.table.layout import HOME
 
 FOLDER = "endpoint"
@@ -51,14 +50,7 @@ class Batches:
                 f"Table {table.name!r} can't take rows by HTTP: {why}. The server was not started.",
                 next="name another --table, or give this one a landing zone without dates that can be written to",
             )
-        self._landing = open_store(address)
-        if isinstance(self._landing, LocalStore) and self._landing.leads_out(FOLDER):
-            raise ConfigurationError(
-                "not-servable",
-                f"Table {table.name!r} can't take rows by HTTP: {self._landing.uri(FOLDER)} is a link out of the landing zone, "
-                "which no batch follows. The server was not started.",
-                next="mount the folder there, or remove the link",
-            )
+        self._landing = open_own_folder(address, FOLDER)
         self._endings = {t: ending for t, ending in ENDINGS.items() if is_read(ending, table.settings.format)}
         self._history = threading.Lock()
         self._stored: dict[str, bytes] = {}

@@ -1,6 +1,6 @@
 """How old the newest data are that readers see, and what holds newer data back. A part of `status`.
 
-Reads     what `status` has read; the first names in the landing zone; the newest lease of `ingest` if something is held back
+Reads     what `status` has read; the newest lease of `ingest` if something is held back
 Writes    nothing
 Repeat    safe
 """
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from lakeupsert import clock
-from lakeupsert.errors import LakeupsertError
 from lakeupsert.phrases import count, duration
-from lakeupsert.pipeline.append.discover import is_landing_file, list_landing
+from lakeupsert.pipeline.append.discover import is_landing_file
 from lakeupsert.pipeline.append.landing_dates import received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.retries import LEADER_SECONDS, UNREAD_SECONDS
@@ -25,8 +24,6 @@ from lakeupsert.table.lease import Lease
 from lakeupsert.table.ledger import LedgerEntry, active_batches
 from lakeupsert.table.taken import TakenFiles
 
-LISTED = 1000
-"""How many names of the landing zone are looked at: S3 gives as many for one request."""
 _CAPTURED = re.compile(r"([^/]+)/\d{12}\.")
 """A landing file of `capture`."""
 _SOURCE = re.compile(r"[^/=]*[^\W\d_][^/=]*(?=/)")
@@ -87,13 +84,19 @@ class Freshness:
 
 
 def freshness(
-    table: OpenTable, headers: Sequence[LedgerEntry], shown: int, behind: Mapping[str, bool], failed: Mapping[str, str]
+    table: OpenTable,
+    headers: Sequence[LedgerEntry],
+    landed: Iterable[ObjectInfo],
+    shown: int,
+    behind: Mapping[str, bool],
+    failed: Mapping[str, str],
 ) -> Freshness:
-    """Judge by what `status` found: ``headers`` of the ledger, the batch ``shown`` (-1: none), and partitions as in `Status`."""
+    """Judge by what `status` found: ``headers`` of the ledger, the first ``landed`` files, the batch ``shown`` (-1: none), and
+    partitions as in `Status`."""
     batches = sorted(active_batches(enumerate(headers)), reverse=True)
     seen = [n for n in batches if n <= shown] or [0] * (shown >= 0)
     later = [n for n in batches if n > shown]
-    waiting = _waiting(table, headers)
+    waiting = [] if table.declaration.by_folder else _waiting(table, headers, landed)
     held = {
         "waiting_files": len(waiting),
         "unmerged_partitions": sum(dirty and partition not in failed for partition, dirty in behind.items()),
@@ -115,15 +118,10 @@ def _age(entry: LedgerEntry) -> float:
     return max(0.0, (clock.now() - entry.received).total_seconds())
 
 
-def _waiting(table: OpenTable, headers: Sequence[LedgerEntry]) -> list[ObjectInfo]:
-    taken = TakenFiles(headers)
-    with suppress(LakeupsertError, OSError):  # readers need no right for the landing zone
-        listed = [] if table.declaration.by_folder else [*list_landing(table, limit=LISTED)]
-        pattern = table.settings.landing_dates
-        landed = (one for one in listed if is_landing_file(one.name) and not one.is_foreign)
-        files = (one for one in landed if received_on(one.name, pattern) is not None)
-        return [one for one in files if not taken.has(one)]
-    return []
+def _waiting(table: OpenTable, headers: Sequence[LedgerEntry], landed: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+    taken, pattern = TakenFiles(headers), table.settings.landing_dates
+    files = [one for one in landed if is_landing_file(one.name) and not one.is_foreign]
+    return [one for one in files if not taken.has(one) and received_on(one.name, pattern) is not None]
 
 
 def _why_nobody_leads(table: OpenTable) -> str:

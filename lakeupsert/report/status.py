@@ -1,7 +1,7 @@
 """The current state of a table, and what is still to do. Its texts are in `cli/output`.
 
-Reads     the last snapshot, the ledger, the heads of unpublished partitions, the counts of the queue, what `freshness` and
-          `removed_files` read
+Reads     the last snapshot, the ledger, the heads of unpublished partitions, the counts of the queue, the first names in the
+          landing zone, what `freshness` and `removed_files` read
 Repeat    cheap on the same `OpenTable`: reads only what is new since the last call, and lists each unpublished partition
 """
 
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.landing.table_logs import holds_a_table
 from lakeupsert.phrases import with_advice
-from lakeupsert.pipeline.append.discover import foreign_files
+from lakeupsert.pipeline.append.discover import foreign_files, list_landing
 from lakeupsert.pipeline.append.event_order import hollow_deletes, incomplete_creates, misplaced_events
 from lakeupsert.pipeline.append.full_extract import newer_than_extract
 from lakeupsert.pipeline.append.next_spec import contrary_rows, without_operations
@@ -24,13 +24,15 @@ from lakeupsert.pipeline.read_cost import ReadCost, read_cost
 from lakeupsert.pipeline.removed_files import removed_files
 from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.queue import QueueStats
-from lakeupsert.report.freshness import LISTED, Freshness, freshness
-from lakeupsert.storage.landing_folder import LandingFolder
+from lakeupsert.report.freshness import Freshness, freshness
+from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.ledger import ChosenHost, find_quarantined
 from lakeupsert.table.snapshot import Snapshot
 
 NIGHTS = ("batch", "restore")
 """The kinds of ledger entries that change what readers see."""
+_LISTED = 1000
+"""How many names of the landing zone are looked at: S3 gives as many for one request."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def status(table: OpenTable) -> Status:
         failed |= {partition: str(error) for partition, error in missing.items()}
     queue: QueueStats | None = QueueStats(0, 0, 0)
     large_queue: QueueStats | None = None
-    queue_warning: tuple[str, ...] = ()
+    queue_warning, landed = tuple[str, ...](), _landed(table)
     try:
         if head:
             large = table.resources.large_queue
@@ -128,7 +130,7 @@ def status(table: OpenTable) -> Status:
         quarantined=sum(f.rows for f in find_quarantined(headers)),
         publishers=standings(table),
         skipped=dict(sum((Counter(entry.skipped) for entry in headers), Counter[str]())),
-        freshness=(fresh := freshness(table, headers, body.batch if snapshot else -1, behind, failed)),
+        freshness=(fresh := freshness(table, headers, landed, body.batch if snapshot else -1, behind, failed)),
         reads=read_cost(body.partitions),
         host=next((entry.host for entry in reversed(headers) if entry.kind == "batch"), None),
         warnings=(
@@ -139,15 +141,19 @@ def status(table: OpenTable) -> Status:
             *incomplete_creates(headers),
             *contrary_rows(table.declaration, headers),
             *([holds_a_table(table.resources.landing_log)] if table.resources.landing_log else []),
-            *(*queue_warning, *_removed(table), *fresh.troubles),
+            *(*queue_warning, *_removed(table), *foreign_files([one.name for one in landed if one.is_foreign])),
+            *fresh.troubles,
         ),
     )
 
 
-def _removed(table: OpenTable) -> list[str]:
+def _landed(table: OpenTable) -> list[ObjectInfo]:
     with suppress(LakeupsertError, OSError):  # readers need no right for the landing zone
-        landing = table.resources.landing
-        links = landing.list("", limit=LISTED) if isinstance(landing, LandingFolder) else ()
-        removed = [with_advice(found, advice) for found, advice in removed_files(table)]
-        return [*removed, *foreign_files([one.name for one in links if one.is_foreign])]
+        return [*list_landing(table, limit=_LISTED)]
+    return []
+
+
+def _removed(table: OpenTable) -> list[str]:
+    with suppress(LakeupsertError, OSError):  # as in `_landed`
+        return [with_advice(found, advice) for found, advice in removed_files(table)]
     return []

@@ -23,8 +23,7 @@ from lakeupsert.pipeline.append.landing_dates import received_on
 from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.retries import LEADER_SECONDS, SENDS, SOURCE_ENTRIES_SECONDS
-from lakeupsert.storage import NotFoundError, StoreUnavailableError, UnknownOutcomeError, can_commit, open_store
-from lakeupsert.storage.local import LocalStore
+from lakeupsert.storage import NotFoundError, StoreUnavailableError, UnknownOutcomeError, can_commit, open_own_folder
 from lakeupsert.table.chain import Chain, Link, sends
 from lakeupsert.table.layout import HOME
 from lakeupsert.table.source import SourceEntry
@@ -53,14 +52,7 @@ class SourceFiles:
                 next="name another table, or change that setting of this one",
             )
         self._table, self._source, self._ending = table, source, ending
-        self._landing = open_store(address)
-        if isinstance(self._landing, LocalStore) and self._landing.leads_out(source):
-            raise ConfigurationError(
-                "source-files-unread",
-                f"Source {source!r} can't land files for table {table.name!r}: {self._landing.uri(source)} is a link out of the "
-                "landing zone, which no batch follows.",
-                next="mount the folder there, or remove the link",
-            )
+        self._landing = open_own_folder(address, source)
         self._chain: Chain[SourceEntry] = table.history.objects.source(source)
         self._head: Link[SourceEntry] | None = None
         self._position: str | None = None

@@ -37,6 +37,7 @@ __all__ = [
     "can_commit",
     "open_landing",
     "open_listed",
+    "open_own_folder",
     "open_store",
 ]
 
@@ -67,6 +68,18 @@ def open_landing(address: str) -> ObjectReader:
         return FsspecReader(address)
     except ImportError as e:
         raise _missing(address, e, _READER_EXTRAS.get(scheme)) from e
+
+
+def open_own_folder(address: str, folder: str) -> ObjectStore:
+    """The store of a landing zone, to land files below ``folder``. Raises ConfigurationError if no batch would read them."""
+    store = open_store(address)
+    if isinstance(store, LocalStore) and store.leads_out(folder):
+        raise ConfigurationError(
+            "landing-folder-linked",
+            f"{store.uri(folder)} is a link out of the landing zone, which no batch follows. Nothing was started.",
+            next="mount the folder there, or remove the link",
+        )
+    return store
 
 
 def open_store(address: str) -> ObjectStore:

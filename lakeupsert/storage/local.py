@@ -192,18 +192,18 @@ class LocalStore:
         has two names, and no listing is endless. A foreign link is listed as itself.
         """
         path, least = self._path(folder), posixpath.basename(above.get(folder, ""))
+        found = []
         try:
             with os.scandir(path) as scan:
-                entries = [
-                    (e, self._is_foreign(e.path))
-                    for e in scan
-                    if e.name.startswith(start) and (e.name > least or (f"{e.name}/" > least and _is_folder(e)))
-                ]
+                for entry in scan:
+                    # a folder sorts as "name/", as in the names of the objects below it
+                    key = entry.name + "/" * _is_folder(entry)
+                    if entry.name.startswith(start) and key > least:
+                        is_foreign = not _is_plain(entry) and self._is_foreign(entry.path)
+                        found.append((entry.name if is_foreign else key, entry, is_foreign))
         except (FileNotFoundError, NotADirectoryError):
             return
-        # a folder sorts as "name/", as in the names of the objects below it
-        keys = [e.name + ("/" if not is_foreign and _is_folder(e) else "") for e, is_foreign in entries]
-        for key, (entry, is_foreign) in sorted(zip(keys, entries, strict=True), key=itemgetter(0)):
+        for key, entry, is_foreign in sorted(found, key=itemgetter(0)):
             name = f"{folder}/{entry.name}" if folder else entry.name
             if key.endswith("/"):
                 link = entry.is_symlink()
@@ -280,6 +280,10 @@ def _info(name: str, status: os.stat_result) -> ObjectInfo:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     # `isdir` has an answer for a link to itself, too.
     return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
+
+
+def _is_plain(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
 
 
 def _sync_folder(folder: str) -> None:

@@ -47,6 +47,12 @@ def has_sign(root: Path) -> bool:
     return head is not None and not head.body.released
 
 
+def leave_sign(table: Table) -> None:
+    """As a process does that ends while it reads landing files."""
+    signs = table._table.history.objects.reading
+    signs.append(Lease(holder="test"), signs.head())
+
+
 def run(root: Path, host: str = "local") -> tuple[int, str]:
     """Of a process: how it ended, and the warnings."""
     code = "from tests.harness.ending_store import main; main()"  # whose class other processes can import
@@ -82,8 +88,7 @@ def test_a_file_whose_reading_never_ends(tmp_path: Path, monkeypatch: pytest.Mon
     land(tmp_path, "a")
     table = opened(str(tmp_path))
     table.run(host="local")
-    signs = table._table.history.objects.reading
-    signs.append(Lease(holder="test"), signs.head())
+    leave_sign(table)
     land(tmp_path, "ends-never")
     monkeypatch.setattr(trial, "LEAST_SECONDS", 0.1)
     table.run(host="local")
@@ -134,8 +139,7 @@ def test_a_script_that_every_process_would_run_again(tmp_path: Path) -> None:
     land(tmp_path, "a")
     table = opened(str(tmp_path))
     table.run(host="local")
-    signs = table._table.history.objects.reading
-    signs.append(Lease(holder="test"), signs.head())
+    leave_sign(table)
     land(tmp_path, "b")
     script = tmp_path / "script.py"
     script.write_text("from tests.harness.ending_store import main\nmain()\n")

@@ -70,7 +70,7 @@ def test_who_would_write_through_a_link_does_not_start(table: Table, tmp_path: P
         (tmp_path / "landing" / name).symlink_to(tmp_path / "outside")
     with pytest.raises(ConfigurationError) as e:
         Batches(table._table)
-    assert e.value.code == "not-servable"
+    assert e.value.code == "landing-folder-linked"
     with pytest.raises(ConfigurationError) as e:
         SourceFiles(table._table, "source", ".jsonl.gz")
-    assert e.value.code == "source-files-unread"
+    assert e.value.code == "landing-folder-linked"

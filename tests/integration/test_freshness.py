@@ -13,7 +13,7 @@ from lakeupsert.cli import main
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
-from lakeupsert.report import freshness
+from lakeupsert.report import status
 from lakeupsert.report.freshness import SourceFreshness
 from lakeupsert.retries import LEADER_SECONDS
 from lakeupsert.table.lease import Lease
@@ -86,7 +86,7 @@ def test_a_landing_zone_without_right_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_only_the_first_names_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freshness, "LISTED", 2)
+    monkeypatch.setattr(status, "_LISTED", 2)
     lake = Lake(tmp_path)
     for number in range(5):
         lake.land(f"{number}.jsonl", [row("a", 0, 1, 1)])
