@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lakeupsert.engine.batch import AppendJob, with_partition
@@ -112,13 +113,16 @@ class _Ranked:
     """
 
     def __init__(self, spec: TableSpec, rows: Rows) -> None:
-        # Partition names are long and few; their numbers sort faster.
+        # Partition names are long and few; their numbers sort faster. Numbers are in the order of the names, as the messages are:
+        # who merges partition after partition reads on in the pack.
         encoded = rows[PARTITION].combine_chunks().dictionary_encode()
-        self.partitions: list[str] = encoded.dictionary.to_pylist()
-        self.codes: NDArray[np.int32] = encoded.indices.to_numpy()
-        numbered = rows.set_column(rows.schema.get_field_index(PARTITION), PARTITION, encoded.indices)
+        by_name = pc.sort_indices(encoded.dictionary)
+        names = encoded.dictionary.take(by_name)
+        self.partitions: list[str] = names.to_pylist()
+        self.codes: NDArray[np.int64] = np.argsort(by_name.to_numpy())[encoded.indices.to_numpy()]
+        numbered = rows.set_column(rows.schema.get_field_index(PARTITION), PARTITION, pa.array(self.codes))
         self.order, self.wins = sort_by_rank(numbered, spec, (FILE, PLACE), by=[PARTITION])
-        alone = self.codes[self.order.to_numpy()] == encoded.dictionary.index(UNPLACED).as_py()
+        alone = self.codes[self.order.to_numpy()] == names.index(UNPLACED).as_py()
         self.stays = as_mask(self.wins) | alone if spec.settles_early else np.ones(rows.num_rows, bool)
         self.misplaced = count_misplaced(rows, spec, self.order, self.wins)
 

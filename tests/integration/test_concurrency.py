@@ -409,7 +409,8 @@ def test_a_night_reads_on_in_its_batch_and_each_vector_once(
     lake = Lake(folder, strategy=strategy)
     partitions = 19
     for night, keys in enumerate(("abcdefg", "ab", "ac", "d"), 1):
-        days(lake, f"{night}.jsonl", night, range(partitions), keys)
+        shuffled = random.Random(night).sample(range(partitions), partitions)
+        days(lake, f"{night}.jsonl", night, shuffled, keys)
         lake.table.append(host="local")
         lake.reopen()
         lake.points.arm(-1, Fault.BEFORE, "get _lakeupsert/data/")
