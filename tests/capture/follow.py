@@ -88,7 +88,7 @@ class Columns:
 
     def add(self) -> list[str]:
         new = f"a{self.number}"
-        return [f"alter table wide add column {new} int default 5", f"update wide set {new} = id"]
+        return [f"alter table wide add column {new} int default -1", f"update wide set {new} = id"]
 
     def widen(self) -> list[str]:
         old, to = self.names[-1], {"postgresql": "alter column {0} type bigint", "mariadb": "modify column {0} bigint"}
