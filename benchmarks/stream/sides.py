@@ -47,6 +47,8 @@ key = ["__source_name", "id"]
 partition_by = ["day"]
 order_by = ["__log_position"]
 strategy = "delta"
+keep_snapshots = 100
+superseded_retention = "10m"
 [tables.t.read]
 envelope = "debezium"
 [tables.t.delete]
@@ -140,7 +142,7 @@ class Captured(Ours):
         super().__init__(of_database, work, options)
         config = work / "lakeupsert.toml"
         config.write_text(CONFIG.format(port=port, seconds=options.look))
-        self.settings = replace(load(str(config)).table("t")[1], **KEPT)
+        self.settings = load(str(config)).table("t")[1]
 
     def load(self, base: Path) -> None:
         """Nothing: `start` does."""
@@ -163,7 +165,8 @@ def _ingest(settings: Any, work: Path, options: Options) -> None:
     from lakeupsert.pipeline.append.commit import AppendResult
     from lakeupsert.pipeline.publish import PublishResult
 
-    table, taken = Table("t", settings), dict[int, list[str]]()
+    config, taken = work / "lakeupsert.toml", dict[int, list[str]]()
+    table = Table.open(config) if config.exists() else Table("t", settings)  # which knows its sources
 
     def took(result: object) -> None:
         match result:

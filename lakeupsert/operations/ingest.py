@@ -31,7 +31,7 @@ from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.workers.drain_queues import DrainOptions, drain_queues
 from lakeupsert.retries import LONGEST_FAILED_SECONDS, WHOLE_SECONDS
 from lakeupsert.storage import ObjectInfo, can_commit
-from lakeupsert.table.taken import TakenFiles
+from lakeupsert.table.taken import TakenFiles, source_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class IngestOptions(RoundOptions):
 
     Attributes:
         seconds: from one look at the landing zone to the next. A look ends a batch. In a local landing zone, it leaves out
-            files that have changed since the look before, since a copy into the zone takes time.
+            files of others that have changed since the look before, since a copy into the zone takes time.
         batch_bytes: a batch ends behind the landing file with which it has so many bytes. The next one follows without a pause.
         batch_rows: the same by rows, as many for each byte as in the batch before; the first batch of a process has one file.
         publish_seconds: the longest time between a merge and the snapshot that shows it. 0: publish after each batch.
@@ -123,10 +123,7 @@ class Intake(Rounds):
         listed = list_landing(self.table, taken=taken, needed=self._seen)
         found = {one.name: one for one in listed if is_landing_file(one.name) and not one.is_foreign}
         new = {name: one for name, one in found.items() if self._taken.get(name) != one}
-        # An object store shows an object when it is whole. Other files may be in the middle of a copy.
-        landing = self.table.settings.landing
-        whole = is_remote(landing) and can_commit(landing)
-        ready = {name: one for name, one in new.items() if whole or self._seen.get(name) == one}
+        ready = {name: one for name, one in new.items() if self._seen.get(name) == one or self._is_whole(name)}
         self._seen = new
         self._note_restless(new.keys() - ready.keys())
         self.has_more = False
@@ -147,6 +144,11 @@ class Intake(Rounds):
                 self._bytes_a_row = sum(file.size for file in appended.entry.files) / rows
             self._options.collect(appended)
         return appended
+
+    def _is_whole(self, name: str) -> bool:
+        """An object store shows an object when it is whole, and so do our sources. Other files may be in the middle of a copy."""
+        landing = self.table.settings.landing
+        return (is_remote(landing) and can_commit(landing)) or source_of(name) in self.table.sources
 
     def _left(self, ready: Mapping[str, ObjectInfo]) -> set[str]:
         """Those of the files that are for later batches, as the next one is full without them."""

@@ -22,10 +22,8 @@ from lakeupsert.storage import NotFoundError, ObjectInfo
 from lakeupsert.table.chain import Chain, Link
 from lakeupsert.table.lease import Lease
 from lakeupsert.table.ledger import LedgerEntry, active_batches
-from lakeupsert.table.taken import TakenFiles
+from lakeupsert.table.taken import TakenFiles, source_of
 
-_CAPTURED = re.compile(r"([^/]+)/\d{12}\.")
-"""A landing file of `capture`."""
 _SOURCE = re.compile(r"[^/=]*[^\W\d_][^/=]*(?=/)")
 """The first folder of a path, if it has a letter and is not like `day=2020-01-01`: other folders are dates."""
 
@@ -154,7 +152,7 @@ def _sources(
     waits = Counter(_named(one.name for one in waiting))
     names = sorted(ages.keys() | unpublished.keys() | waits.keys())
     paths = {*(file.path for n in (*seen, *later) for file in headers[n].files), *(one.name for one in waiting)}
-    captured = {found[1] for path in paths if (found := _CAPTURED.match(path))}
+    captured = {*filter(None, map(source_of, paths))}
     leases = {name: lease for name in captured if (lease := _newest(table.history.objects.leases_of_source(name)))}
     behind = {name: lease.body.behind for name, lease in leases.items() if not _has_ended(lease)}
     troubles = {name: _trouble(lease) for name, lease in leases.items()}

@@ -28,7 +28,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.phrases import with_advice
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.retries import SOURCE_IDLE_SECONDS, SOURCE_LOOK_SECONDS, SOURCE_TICK_SECONDS
-from lakeupsert.sources.debezium import HISTORY, Engine, Java, Lines, Position, position_of
+from lakeupsert.sources.debezium import HISTORY, Engine, Java, Lines, Message, Position, position_of
 from lakeupsert.sources.draft import ENDING, Draft
 from lakeupsert.sources.files import SourceFiles
 from lakeupsert.sources.follow import CaptureOptions, follow
@@ -249,9 +249,12 @@ class _Landing:
     def finish(self) -> None:
         """Called when the engine has ended as it should."""
 
-    def _add(self, record: Java, *, truncates: bool = False) -> None:
-        lines: Iterable[bytes] = self._source.lines.of(record)
-        if truncates:
+    def _read(self, event: Java) -> Message:
+        return self._source.lines.read(event.record())
+
+    def _add(self, message: Message) -> None:
+        lines: Iterable[bytes] = self._source.lines.of(message)
+        if message.is_truncate:
             [line] = lines
             lines = self._source.truncates.deletes(line, self._draft.lines())
         for line in lines:
@@ -282,16 +285,15 @@ class _Snapshot(_Landing):
 
     def take(self, events: Iterable[Java], acknowledge: Callable[[Java], None]) -> None:
         for event in events:
-            record = event.record()
+            message = self._read(event)
             if self.done:
                 return
-            is_row = _is_row(record)
-            self.done = not _is_of_snapshot(record, is_row)  # changes are for the next engine
-            if self.done or is_row:
-                self._begin(record)
-            if not self.done and is_row:
-                self._last = record
-                self._add(record)
+            self.done = not message.is_of_snapshot  # changes are for the next engine
+            if self.done or message.is_row:
+                self._begin(message.record)
+            if not self.done and message.is_row:
+                self._last = message.record
+                self._add(message)
                 if self._draft.is_full:
                     self._land()
 
@@ -339,17 +341,15 @@ class _Changes(_Landing):
         with self._lock:
             self._acknowledge = acknowledge
             for event in events:
-                record = event.record()
-                if _is_row(record):
-                    truncates = _is_truncate(record)
-                    if truncates and self._behind is not None:
+                message = self._read(event)
+                ends = message.is_end
+                if message.is_row:
+                    if message.is_truncate and self._behind is not None:
                         self._land_behind()  # it may have to wait until a batch has taken these rows
-                    self._add(record, truncates=truncates)
+                    self._add(message)
                     self._behind = None
-                    ends = truncates and self._source.database.ends_at_truncates
-                else:
-                    ends = _is_end(record)
-                if ends and not self._is_early(record):
+                    ends = message.is_truncate and self._source.database.ends_at_truncates
+                if ends and not self._is_early(message.record):
                     self._behind, self._heard_at, self._is_early = event, clock.elapsed(), lambda record: False
                     if self._draft.is_due:
                         self._land_behind()
@@ -376,26 +376,3 @@ class _Changes(_Landing):
         self._land(snapshot={}, stream=position_of(event.record()), history=self._keep_history())
         self._acknowledge(event)
         self._landed_at = clock.elapsed()
-
-
-def _is_row(record: Java) -> bool:
-    """Whether it is a change of a row, or a truncate: not a heartbeat, a message of an application or a mark of a transaction."""
-    schema = record.valueSchema()
-    return schema is not None and schema.field("after") is not None
-
-
-def _is_end(record: Java) -> bool:
-    """Whether it marks the end of a transaction."""
-    schema = record.valueSchema()
-    return schema is not None and schema.field("status") is not None and str(record.value().get("status")) == "END"
-
-
-def _is_of_snapshot(record: Java, is_row: bool) -> bool:
-    """The last row of a snapshot of MariaDB says so itself; its position does not."""
-    if is_row:
-        return str(record.value().getStruct("source").getString("snapshot")) not in ("None", "false")
-    return bool(record.sourceOffset().containsKey("snapshot"))
-
-
-def _is_truncate(record: Java) -> bool:
-    return str(record.value().get("op")) == "t"

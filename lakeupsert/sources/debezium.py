@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import jpype
+import msgspec
 
+from lakeupsert.decoding import decoder_of
 from lakeupsert.errors import ConfigurationError
 
 JVM_OPTIONS = ("-Xrs", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -28,6 +30,9 @@ Java = Any
 """An object of Java, whose class jpype knows when the JVM runs."""
 Position = Mapping[str, Mapping[str, object]]
 """The position of a connector: `partition` and `offset` of Kafka Connect, as JSON has them."""
+
+_Fields = dict[str, msgspec.Raw]
+_NULL = b"null"
 
 Take = Callable[[Iterable[Java], Callable[[Java], None]], None]
 
@@ -72,6 +77,62 @@ def _write_offsets(path: Path, name: str, position: Position) -> None:
     stream.close()
 
 
+class _Source(msgspec.Struct):
+    snapshot: str | None = None
+
+
+class _Parts(msgspec.Struct):
+    """The parts of a value that say what is to be done with it."""
+
+    op: str = ""
+    status: str = ""
+    source: _Source | None = None
+    before: msgspec.Raw = msgspec.Raw(_NULL)
+    after: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_parts, _fields = decoder_of(_Parts), decoder_of(_Fields)
+
+
+class Message:
+    """A record, and its value as JSON: one call of Java takes longer than to look into a small text.
+
+    Attributes:
+        is_row: whether it is a change of a row, or a truncate: not a heartbeat, a message of an application or a mark of a
+            transaction.
+        is_end: whether it marks the end of a transaction.
+    """
+
+    __slots__ = ("_parts", "is_end", "is_row", "is_truncate", "record", "value")
+
+    def __init__(self, record: Java, value: bytes) -> None:
+        self.record, self.value = record, value
+        self._parts = _parts.decode(value)
+        self.is_row = self._parts.after is not msgspec.UNSET
+        self.is_truncate = self._parts.op == "t"
+        self.is_end = not self.is_row and self._parts.status == "END"
+
+    @property
+    def is_of_snapshot(self) -> bool:
+        """The last row of a snapshot of MariaDB says so itself; its position does not."""
+        if self.is_row:
+            return self._parts.source is not None and self._parts.source.snapshot not in (None, "false")
+        return bool(self.record.sourceOffset().containsKey("snapshot"))
+
+    def updated(self) -> tuple[_Fields | None, _Fields] | None:
+        """The row before an update, unless the database does not send it, and the row after it. None: of other messages."""
+        after = self._parts.after
+        if self._parts.op != "u" or after is msgspec.UNSET:
+            return None
+        before = bytes(self._parts.before)
+        return None if before == _NULL else _fields.decode(before), _fields.decode(after)
+
+    def delete_before(self) -> bytes:
+        """The value of a delete of the row before an update."""
+        deleted = {**_fields.decode(self.value), "op": msgspec.Raw(b'"d"'), "after": msgspec.Raw(_NULL)}
+        return msgspec.json.encode(deleted)
+
+
 class Lines:
     """Writes records as Debezium's JSON, each with the parts of its schema that `landing.formats.connect` reads.
 
@@ -84,50 +145,50 @@ class Lines:
 
     def __init__(self, is_key: Callable[[str], bool], warn: Callable[[str], object]) -> None:
         self._is_key, self._warn = is_key, warn
-        self._movable: dict[str, tuple[Java, list[str]]] = {}
         self._converter = jpype.JClass("org.apache.kafka.connect.json.JsonConverter")()
         self._converter.configure(jpype.JClass("java.util.HashMap")({"schemas.enable": "false"}), False)
-        self._schemas: dict[str, tuple[Java, bytes]] = {}
+        self._known: dict[str, tuple[Java, bytes, list[str]]] = {}
+        """Of each topic: the schema of its values, that as text, and the columns whose new values are a key's."""
 
-    def of(self, record: Java) -> list[bytes]:
-        """A record's lines: two if it changes the table's key. Debezium itself sends a delete only if columns of a unique
+    def read(self, record: Java) -> Message:
+        value = self._converter.fromConnectData("", record.valueSchema(), record.value())
+        return Message(record, b"{}" if value is None else bytes(value))
+
+    def of(self, message: Message) -> list[bytes]:
+        """The lines of a row: two if it changes the table's key. Debezium itself sends a delete only if columns of a unique
         index change."""
-        value = record.value()
-        if str(value.get("op")) != "u" or not self._is_moved(record, value.get("before"), value.get("after")):
-            return [self._line(record, value)]
-        deleted = jpype.JClass("org.apache.kafka.connect.data.Struct")(record.valueSchema())
-        for field in record.valueSchema().fields():
-            deleted.put(field, value.get(field))
-        deleted.put("op", "d").put("after", None)
-        return [self._line(record, deleted), self._line(record, value)]
+        schema, movable = self._schema_of(message.record)
+        values = [message.value]
+        if movable and (rows := message.updated()):
+            before, after = rows
+            if before is None:
+                self._warn_of_keys(message.record, movable)
+            elif any(before.get(name) != after.get(name) for name in movable):
+                values = [message.delete_before(), message.value]
+        return [b'{"schema":%b,"payload":%b}' % (schema, value) for value in values]
 
-    def _is_moved(self, record: Java, before: Java, after: Java) -> bool:
-        topic, schema = str(record.topic()), after.schema()
-        known, movable = self._movable.get(topic, (None, []))
-        if known is None or not schema.equals(known):
-            own = {str(field.name()) for field in record.keySchema().fields()} if record.keySchema() else set()
-            movable = [name for field in schema.fields() if self._is_key(name := str(field.name())) and name not in own]
-            self._movable[topic] = schema, movable
-        if movable and before is None:
-            self._movable[topic] = schema, []
-            self._warn(
-                f"{', '.join(movable)} of the key can change in {topic.partition('.')[2]}, and its primary key lacks it. The "
-                "database does not send old values, so the row of the old key would stay. Run `alter table … replica identity "
-                "full`, or take the primary key for `key`."
-            )
-        equals = jpype.JClass("java.util.Objects").deepEquals
-        return before is not None and not all(equals(before.get(name), after.get(name)) for name in movable)
-
-    def _line(self, record: Java, value: Java) -> bytes:
-        topic, schema = record.topic(), record.valueSchema()
-        known, text = self._schemas.get(str(topic), (None, b""))
+    def _schema_of(self, record: Java) -> tuple[bytes, list[str]]:
+        topic, schema = str(record.topic()), record.valueSchema()
+        known, text, movable = self._known.get(topic, (None, b"", []))
         if known is None or not schema.equals(known):
             whole = json.loads(str(self._converter.asJsonSchema(schema).toString()))
             whole["fields"] = [one for one in whole["fields"] if one["field"] in self._USED]
             text = json.dumps(whole, separators=(",", ":")).encode()
-            self._schemas[str(topic)] = schema, text
-        payload = bytes(self._converter.fromConnectData(topic, schema, value))
-        return b'{"schema":%b,"payload":%b}' % (text, payload)
+            own = {str(field.name()) for field in record.keySchema().fields()} if record.keySchema() else set()
+            names = (str(field.name()) for field in schema.field("after").schema().fields())
+            movable = [name for name in names if self._is_key(name) and name not in own]
+            self._known[topic] = schema, text, movable
+        return text, movable
+
+    def _warn_of_keys(self, record: Java, movable: list[str]) -> None:
+        topic = str(record.topic())
+        schema, text, _ = self._known[topic]
+        self._known[topic] = schema, text, []
+        self._warn(
+            f"{', '.join(movable)} of the key can change in {topic.partition('.')[2]}, and its primary key lacks it. The "
+            "database does not send old values, so the row of the old key would stay. Run `alter table … replica identity "
+            "full`, or take the primary key for `key`."
+        )
 
 
 @jpype.JImplements(f"{_ENGINE}$ChangeConsumer", f"{_ENGINE}$CompletionCallback", deferred=True)
@@ -164,12 +225,12 @@ class Engine:
         self._thread.start()
 
     @jpype.JOverride  # type: ignore[untyped-decorator]
-    def handleBatch(self, events: Iterable[Java], committer: Java) -> None:  # noqa: N802 - Java's name
+    def handleBatch(self, events: Java, committer: Java) -> None:  # noqa: N802 - Java's name
         if self.failure:
             return
         self._committer = committer
         try:
-            self._take(events, self.acknowledge)
+            self._take(events.toArray(), self.acknowledge)
         except BaseException as e:  # Java would write a page of its own calls
             self.failure = e
 

@@ -17,6 +17,11 @@ def numbered_file(source: str, number: int, ending: str = "") -> str:
     return f"{source}/{number:012}{ending}"
 
 
+def source_of(name: str) -> str | None:
+    """The source that names its landing files like this one, if any does."""
+    return found[1] if (found := _NUMBERED.fullmatch(name)) else None
+
+
 class TakenFiles:
     """The landing files that ledger entries loaded or set aside.
 

@@ -16,15 +16,18 @@ from typing import Any
 import pytest
 
 from lakeupsert import clock
-from lakeupsert.config import DeleteSettings
+from lakeupsert.api import Table
+from lakeupsert.config import DatabaseSource, DeleteSettings
 from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.pipeline.append.commit import AppendResult
+from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.retries import LONGEST_AWAY_SECONDS, TICK_SECONDS
 from lakeupsert.sources.draft import ENDING, Draft
 from lakeupsert.sources.files import SourceFiles
 from lakeupsert.sources.follow import CaptureOptions, follow
 from tests.harness.faults import FAULTS, Fault, Killed
-from tests.harness.lake import Lake
+from tests.harness.lake import Lake, row
 
 
 class Source(SourceFiles):
@@ -279,3 +282,22 @@ def test_an_outage_of_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(b - a > TICK_SECONDS for a, b in pairwise(signs)) == 1, "the hours of work, which here give no sign"
     assert tried[1099] - tried[1098] == pytest.approx(LONGEST_AWAY_SECONDS)
     assert tried[1101] - tried[1100] < LONGEST_AWAY_SECONDS / 10
+
+
+def test_a_file_of_a_source_is_whole_at_the_first_look(tmp_path: Path) -> None:
+    """One of others is not: somebody may be copying it."""
+    lake, stop = Lake(tmp_path), Stop()
+    source = Source(lake)
+    source.begin()
+    source.step()
+    lake.land("n/copied.jsonl", [row("a", 0, 0, 0)])
+    of_table = DatabaseSource(from_="postgresql://me@localhost/s", table="t", tables=("a.b",))
+
+    def took(result: object) -> None:
+        if isinstance(result, AppendResult):
+            assert [file.path for file in result.entry.files] == ["n/000000000001.jsonl.gz"]
+            stop.set()
+
+    with Table.of(OpenTable("t", lake.settings, sources={"n": of_table})) as table:
+        table.ingest(seconds=0.001, stop=stop, collect=took, max_seconds=20)
+    assert stop.is_set()

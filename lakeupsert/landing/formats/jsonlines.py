@@ -9,7 +9,7 @@ import gc
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from itertools import chain, compress, islice
@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakeupsert.config import Reading
+from lakeupsert.decoding import decoder_of
 from lakeupsert.landing.formats import blocks, connect, dominant
 from lakeupsert.landing.formats.blocks import (
     Columns,
@@ -62,6 +63,16 @@ _NO_NUMBER = ". NaN and Infinity are not JSON: the program that writes the file 
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
+class _Stated(msgspec.Struct, forbid_unknown_fields=True):
+    """A message with its schema, both as text."""
+
+    schema: msgspec.Raw
+    payload: msgspec.Raw
+
+
+_stated = decoder_of(_Stated)
+
+
 @dataclass(frozen=True)
 class JsonBlock(FileBlock):
     """A block of decoded objects, see `blocks.Block`.
@@ -93,15 +104,19 @@ class JsonBlock(FileBlock):
 
     def stated_type(self, name: str) -> pa.DataType | None:
         """The type that messages state for the values of a column; None if none does."""
-        stated = {id(one): one.meanings[name].type for one in self.schemas if name in one.meanings}
-        if not stated:
-            return None
-        others = [r.get(name) for r, one in zip(self.rows, self.schemas, strict=True) if name not in one.meanings]
-        types = [*stated.values(), *([infer_values(others)] if others else [])]
-        return reduce(partial(unify, typed=False), types)
+        types = [one.meanings[name].type for one in self._stating if name in one.meanings]
+        if 0 < len(types) < len(self._stating):
+            pairs = zip(self.rows, self.schemas, strict=True)
+            types.append(infer_values([row.get(name) for row, one in pairs if name not in one.meanings]))
+        return reduce(partial(unify, typed=False), types) if types else None
+
+    @cached_property
+    def _stating(self) -> list[RowSchema]:
+        """Each of the schemas once."""
+        return list({id(one): one for one in self.schemas}.values())
 
     def values(self, name: str) -> list[object]:
-        if not self.schemas:
+        if not any(one.wraps(name) for one in self._stating):
             return [row.get(name) for row in self.rows]
         return [one.wrap(name, row.get(name)) for row, one in zip(self.rows, self.schemas, strict=True)]
 
@@ -253,7 +268,7 @@ def decode_each(
         if not text.strip():
             continue
         try:
-            value = decode(text)
+            value, schema = _decode_stated(text) if stated and unwrap else (decode(text), None)
             found: Sequence[object] = unwrap(value) if unwrap else [value]
         except _NOT_JSON as e:
             found = [NoEnvelopeError(f"Not JSON: {e}{_NO_NUMBER if _NAN.search(text) else ''}")]
@@ -264,7 +279,7 @@ def decode_each(
                 rows.append(row)
                 numbers.append(i)
                 offsets.append(number)
-                schemas += [connect.schema_of(value)] if stated else []
+                schemas += [schema or connect.schema_of(value)] if stated else []
             elif unwrap and isinstance(row, str):
                 skipped.update([row] if row else [])
             else:
@@ -279,6 +294,16 @@ def decode_each(
     written = None if unwrap else [texts[i] for i in numbers]
     own = schemas if any(one is not NO_SCHEMA for one in schemas) else ()
     return JsonBlock(rows, written, places[numbers] + np.array(offsets, np.int64), records, part, skipped, own)
+
+
+def _decode_stated(text: bytes) -> tuple[object, RowSchema]:
+    """A message, and what its schema states."""
+    with suppress(*_NOT_JSON):
+        parts = _stated.decode(text)
+        schema, stated = connect.stated_by(bytes(parts.schema))
+        return {"schema": schema, "payload": decode(parts.payload)}, stated
+    value = decode(text)
+    return value, connect.schema_of(value)
 
 
 def _pieces(source: Source, file: LandingInput) -> Iterator[tuple[TextLines, Elements]]:
