@@ -103,13 +103,13 @@ class Message:
         is_end: whether it marks the end of a transaction.
     """
 
-    __slots__ = ("_parts", "is_end", "is_row", "is_truncate", "record", "value")
+    __slots__ = ("_parts", "is_end", "is_row", "is_truncate", "is_update", "record", "value")
 
     def __init__(self, record: Java, value: bytes) -> None:
         self.record, self.value = record, value
         self._parts = _parts.decode(value)
         self.is_row = self._parts.after is not msgspec.UNSET
-        self.is_truncate = self._parts.op == "t"
+        self.is_truncate, self.is_update = self._parts.op == "t", self._parts.op == "u"
         self.is_end = not self.is_row and self._parts.status == "END"
 
     @property
@@ -119,13 +119,10 @@ class Message:
             return self._parts.source is not None and self._parts.source.snapshot not in (None, "false")
         return bool(self.record.sourceOffset().containsKey("snapshot"))
 
-    def updated(self) -> tuple[_Fields | None, _Fields] | None:
-        """The row before an update, unless the database does not send it, and the row after it. None: of other messages."""
-        after = self._parts.after
-        if self._parts.op != "u" or after is msgspec.UNSET:
-            return None
+    def rows(self) -> tuple[_Fields | None, _Fields]:
+        """The row before an update, unless the database does not send it, and the row after it."""
         before = bytes(self._parts.before)
-        return None if before == _NULL else _fields.decode(before), _fields.decode(after)
+        return None if before == _NULL else _fields.decode(before), _fields.decode(self._parts.after or _NULL)
 
     def delete_before(self) -> bytes:
         """The value of a delete of the row before an update."""
@@ -147,8 +144,9 @@ class Lines:
         self._is_key, self._warn = is_key, warn
         self._converter = jpype.JClass("org.apache.kafka.connect.json.JsonConverter")()
         self._converter.configure(jpype.JClass("java.util.HashMap")({"schemas.enable": "false"}), False)
-        self._known: dict[str, tuple[Java, bytes, list[str]]] = {}
-        """Of each topic: the schema of its values, that as text, and the columns whose new values are a key's."""
+        self._schemas: dict[str, tuple[Java, bytes]] = {}
+        self._movable: dict[str, tuple[Java, list[str]]] = {}
+        """Of each topic: the schema of its updates, and the columns of the table's key that they can change."""
 
     def read(self, record: Java) -> Message:
         value = self._converter.fromConnectData("", record.valueSchema(), record.value())
@@ -157,33 +155,38 @@ class Lines:
     def of(self, message: Message) -> list[bytes]:
         """The lines of a row: two if it changes the table's key. Debezium itself sends a delete only if columns of a unique
         index change."""
-        schema, movable = self._schema_of(message.record)
-        values = [message.value]
-        if movable and (rows := message.updated()):
-            before, after = rows
+        schema, values = self._schema_of(message.record), [message.value]
+        if message.is_update and (movable := self._movable_in(message.record)):
+            before, after = message.rows()
             if before is None:
                 self._warn_of_keys(message.record, movable)
             elif any(before.get(name) != after.get(name) for name in movable):
                 values = [message.delete_before(), message.value]
         return [b'{"schema":%b,"payload":%b}' % (schema, value) for value in values]
 
-    def _schema_of(self, record: Java) -> tuple[bytes, list[str]]:
+    def _schema_of(self, record: Java) -> bytes:
         topic, schema = str(record.topic()), record.valueSchema()
-        known, text, movable = self._known.get(topic, (None, b"", []))
+        known, text = self._schemas.get(topic, (None, b""))
         if known is None or not schema.equals(known):
             whole = json.loads(str(self._converter.asJsonSchema(schema).toString()))
             whole["fields"] = [one for one in whole["fields"] if one["field"] in self._USED]
             text = json.dumps(whole, separators=(",", ":")).encode()
-            own = {str(field.name()) for field in record.keySchema().fields()} if record.keySchema() else set()
+            self._schemas[topic] = schema, text
+        return text
+
+    def _movable_in(self, update: Java) -> list[str]:
+        topic, schema = str(update.topic()), update.valueSchema()
+        known, movable = self._movable.get(topic, (None, []))
+        if known is None or not schema.equals(known):
+            own = {str(field.name()) for field in update.keySchema().fields()} if update.keySchema() else set()
             names = (str(field.name()) for field in schema.field("after").schema().fields())
             movable = [name for name in names if self._is_key(name) and name not in own]
-            self._known[topic] = schema, text, movable
-        return text, movable
+            self._movable[topic] = schema, movable
+        return movable
 
     def _warn_of_keys(self, record: Java, movable: list[str]) -> None:
         topic = str(record.topic())
-        schema, text, _ = self._known[topic]
-        self._known[topic] = schema, text, []
+        self._movable[topic] = record.valueSchema(), []
         self._warn(
             f"{', '.join(movable)} of the key can change in {topic.partition('.')[2]}, and its primary key lacks it. The "
             "database does not send old values, so the row of the old key would stay. Run `alter table … replica identity "

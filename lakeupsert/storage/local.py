@@ -168,6 +168,7 @@ class LocalStore:
                 "do not. lakeupsert needs link(2) to make objects appear complete. Earlier commits are untouched.",
                 next="put the processed zone on a file system with hard links, for example ext4, XFS, APFS or NFS",
             ) from e
+        _remove(f.name)  # the object's etag changes by that: whoever lists it should see the last one
         return True
 
     def _make_folder(self, folder: str) -> None:

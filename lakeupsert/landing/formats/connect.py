@@ -96,7 +96,7 @@ def schema_of(message: object) -> RowSchema:
     """The columns of the row in a message, by the names that `envelopes.debezium` gives them."""
     if type(message) is not dict or message.keys() != {"schema", "payload"} or not message["schema"]:
         return NO_SCHEMA
-    return stated_by(msgspec.json.encode(message["schema"], enc_hook=str))[1]
+    return _row_schema(msgspec.json.encode(message["schema"], enc_hook=str))
 
 
 def row_of(message: object) -> Any:
@@ -108,18 +108,15 @@ def row_of(message: object) -> Any:
 
 
 @lru_cache(maxsize=64)
-def stated_by(encoded: bytes) -> tuple[object, RowSchema]:
-    """The `schema` of a message, decoded from its JSON, and as `schema_of` has it: all messages of a topic have the same until
-    the table changes."""
+def _row_schema(encoded: bytes) -> RowSchema:
+    """All messages of a topic have the same schema until the table changes."""
     schema = msgspec.json.decode(encoded)  # noqa: TID251 - of no class
-    if not schema:
-        return schema, NO_SCHEMA
     meanings, kept = {}, []
     for one in _columns(schema):
         if meaning := _meaning(one):
             meanings[one["field"]] = meaning
             kept += [one] if meaning.wrap else []
-    return schema, RowSchema(meanings, kept)
+    return RowSchema(meanings, kept)
 
 
 def _columns(schema: object) -> list[Schema]:

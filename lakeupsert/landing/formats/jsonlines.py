@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, reduce
+from functools import cached_property, lru_cache, partial, reduce
 from itertools import chain, compress, islice
 from typing import Self
 
@@ -268,7 +268,7 @@ def decode_each(
         if not text.strip():
             continue
         try:
-            value, schema = _decode_stated(text) if stated and unwrap else (decode(text), None)
+            value, schema = _decode_stated(text) if stated and unwrap else (decode(text), b"")
             found: Sequence[object] = unwrap(value) if unwrap else [value]
         except _NOT_JSON as e:
             found = [NoEnvelopeError(f"Not JSON: {e}{_NO_NUMBER if _NAN.search(text) else ''}")]
@@ -279,7 +279,7 @@ def decode_each(
                 rows.append(row)
                 numbers.append(i)
                 offsets.append(number)
-                schemas += [schema or connect.schema_of(value)] if stated else []
+                schemas += [_stated_by(schema) if schema else connect.schema_of(value)] if stated else []
             elif unwrap and isinstance(row, str):
                 skipped.update([row] if row else [])
             else:
@@ -296,14 +296,22 @@ def decode_each(
     return JsonBlock(rows, written, places[numbers] + np.array(offsets, np.int64), records, part, skipped, own)
 
 
-def _decode_stated(text: bytes) -> tuple[object, RowSchema]:
-    """A message, and what its schema states."""
+def _decode_stated(text: bytes) -> tuple[object, bytes]:
+    """A message, and the text of its schema; no text if it has no schema, or more than that."""
     with suppress(*_NOT_JSON):
         parts = _stated.decode(text)
-        schema, stated = connect.stated_by(bytes(parts.schema))
-        return {"schema": schema, "payload": decode(parts.payload)}, stated
-    value = decode(text)
-    return value, connect.schema_of(value)
+        schema = bytes(parts.schema)
+        return {"schema": _schema(schema), "payload": decode(parts.payload)}, schema
+    return decode(text), b""
+
+
+# All messages of a topic have the same schema until the table changes.
+_schema = lru_cache(maxsize=64)(decode)
+
+
+@lru_cache(maxsize=64)
+def _stated_by(schema: bytes) -> RowSchema:
+    return connect.schema_of({"schema": _schema(schema), "payload": None})
 
 
 def _pieces(source: Source, file: LandingInput) -> Iterator[tuple[TextLines, Elements]]:
