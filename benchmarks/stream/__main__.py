@@ -1,7 +1,7 @@
 """A stream of small batches, hour after hour: what lands every few seconds is merged and read, by ours and by Spark's MERGE.
 
 Reads     the feed (benchmarks/stream/feed.py), made below build/bench on the first run; the jars that `make peers` got; for
-          `captured`, what `make capture` got, and PostgreSQL 15
+          `captured` and `flink-cdc`, what `make capture` got, and PostgreSQL 15
 Writes    build/bench/stream, and NAME.md, .json and, by side, .svg in benchmarks/results
 Repeat    begins anew
 
@@ -32,7 +32,7 @@ from benchmarks.peers.sides import SIDES
 from benchmarks.stream.feed import Feed
 from benchmarks.stream.process import Side, started
 from benchmarks.stream.report import write
-from benchmarks.stream.sides import Options
+from benchmarks.stream.sides import OF_DATABASE, Options
 from lakeupsert import sparkenv
 
 WORK, RESULTS = Path("build/bench/stream"), Path("benchmarks/results")
@@ -106,7 +106,7 @@ def _lags(side: Side, names: Sequence[str]) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    choices = ["ours", "captured", *(name for name, side in SIDES.items() if side.program.startswith("spark:"))]
+    choices = ["ours", *OF_DATABASE, *(name for name, side in SIDES.items() if side.program.startswith("spark:"))]
     parser.add_argument("--name", default="stream", help="of the results (default: %(default)s)")
     parser.add_argument(
         "--sides", nargs="+", choices=choices, default=["ours"], metavar="SIDE", help=", ".join(choices)

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.peers.processes import cpu_seconds
 from benchmarks.peers.sides import SIDES
 from benchmarks.stream.feed import Feed, differences
-from benchmarks.stream.sides import CAPTURE, Options
+from benchmarks.stream.sides import CAPTURE, OF_DATABASE, READ_AS, Options
 from tests.harness.servers import HADOOP_JARS, Server, versitygw
 
 TRANSACTIONS = 20
@@ -169,7 +169,9 @@ class Captured(Side):
         self.ask("rows")
         self.database.say("rows")
         self.database.wait_for("rows.done", 120)
-        return differences(f"read_csv('{self.database.folder / 'rows.csv'}')", f"'{self.work / 'rows.parquet'}'")
+        rows = self.work / "rows.parquet"
+        found = rows / "*.parquet" if rows.is_dir() else rows
+        return differences(f"read_csv('{self.database.folder / 'rows.csv'}')", f"read_parquet('{found}')")
 
 
 class Database:
@@ -231,10 +233,11 @@ def started(name: str, feed: Feed, folder: Path, work: Path, options: Options) -
     """The side over a new folder or a new bucket, not yet ready."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    jars = [path.absolute() for path in SIDES[name].paths()] if name in SIDES else []
+    peer = SIDES.get(READ_AS.get(name, name))
+    jars = [path.absolute() for path in peer.paths()] if peer else []
     jars += sorted(HADOOP_JARS.glob("*.jar")) if options.bucket and jars else []
     with ExitStack() as running:
-        followed = running.enter_context(database(feed, work / "database")) if name == "captured" else None
+        followed = running.enter_context(database(feed, work / "database")) if name in OF_DATABASE else None
         store = Store(running.enter_context(versitygw()), options.bucket) if options.bucket else None
         given = {"options": asdict(options), "workload": asdict(feed.workload()), "port": followed and followed.port}
         environment = {**os.environ, **(store.env if store else {})}

@@ -8,8 +8,8 @@ Repeat    in another folder: it loads its base anew
     python -m benchmarks.stream.sides SIDE FEED WORK OPTIONS [JAR...]
 
 `ours` is `ingest` and `maintain` in processes of their own; a fresh process reads, as other users do. `captured` is the same with
-`capture`, which follows a database. All other sides are those of `benchmarks.peers`: the MERGE of their night is the
-`foreachBatch` of a stream of files.
+`capture`, which follows a database, as `flink-cdc` does, whose Iceberg is read in Spark. All other sides are those of
+`benchmarks.peers`: the MERGE of their night is the `foreachBatch` of a stream of files.
 """
 
 import dataclasses
@@ -20,13 +20,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from threading import Event, Thread
 from typing import Any, Protocol
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from msgspec.structs import replace
 
 from benchmarks.machine import commit, versions
@@ -38,7 +42,11 @@ OURS = ("lakeupsert", "pyarrow", "duckdb")
 READS = 3
 KEPT = {"keep_snapshots": 100, "superseded_retention": "10m"}
 """Ten minutes of snapshots at a batch each 6 s."""
-CAPTURE = Path("build/capture/venv")
+CAPTURE, FLINK = Path("build/capture/venv"), Path("build/peers/flink")
+OF_DATABASE = ("captured", "flink-cdc")
+"""Sides that follow a database."""
+READ_AS = {"flink-cdc": "iceberg-mor"}
+"""The side of `benchmarks.peers` whose session reads the table of a side."""
 CONFIG = """
 [tables.t]
 landing = "landing"
@@ -47,8 +55,8 @@ key = ["__source_name", "id"]
 partition_by = ["day"]
 order_by = ["__log_position"]
 strategy = "delta"
-keep_snapshots = 100
-superseded_retention = "10m"
+keep_snapshots = {keep_snapshots}
+superseded_retention = "{superseded_retention}"
 [tables.t.read]
 envelope = "debezium"
 [tables.t.delete]
@@ -136,12 +144,9 @@ class Captured(Ours):
     def __init__(self, workload: Workload, work: Path, options: Options, port: int) -> None:
         from lakeupsert.config import load
 
-        figures = {"rows": "count(*)", "mixed": "sum(cents * (1 + store))", "days": "count(distinct day)"}
-        dates = workload.filter.partition(" AND channel")[0].replace(workload.partition, "day")
-        of_database = dataclasses.replace(workload, figures=figures, filter=f"{dates} AND status = 'sent'")
-        super().__init__(of_database, work, options)
+        super().__init__(of_database(workload), work, options)
         config = work / "lakeupsert.toml"
-        config.write_text(CONFIG.format(port=port, seconds=options.look))
+        config.write_text(CONFIG.format(port=port, seconds=options.look, **KEPT))
         self.settings = load(str(config)).table("t")[1]
 
     def load(self, base: Path) -> None:
@@ -158,6 +163,13 @@ class Captured(Ours):
         self._capture.terminate()
         self._capture.wait()
         super().stop()
+
+
+def of_database(workload: Workload) -> Workload:
+    """What a reader computes of the table that a database has."""
+    figures = {"rows": "count(*)", "mixed": "sum(cents * (1 + store))", "days": "count(distinct day)"}
+    dates = workload.filter.partition(" AND channel")[0].replace(workload.partition, "day")
+    return dataclasses.replace(workload, figures=figures, filter=f"{dates} AND status = 'sent'", delete=None)
 
 
 def _ingest(settings: Any, work: Path, options: Options) -> None:
@@ -285,6 +297,57 @@ class Peer:
         self.query.stop()
 
 
+class FlinkCdc:
+    """Flink follows the database and commits to Iceberg at each checkpoint. A commit shows the transactions of its new files."""
+
+    def __init__(self, workload: Workload, work: Path, options: Options, port: int, jars: Sequence[Path]) -> None:
+        from benchmarks.peers.spark import Iceberg
+
+        self.workload, self.work, self.options, self.port = of_database(workload), work, options, port
+        self.table = Iceberg(self.workload, work, jars, "merge-on-read")
+        self.table.spark.conf.set("spark.sql.catalog.lake.cache-enabled", "false")
+        self._ended = Event()
+
+    def load(self, base: Path) -> None:
+        """Nothing: Flink reads what the database has, and then its changes."""
+
+    def start(self) -> None:
+        given = [self.work, self.port, self.options.trigger, *sorted(FLINK.absolute().glob("*.jar"))]
+        command = [CAPTURE.absolute() / "bin/python", Path(__file__).with_name("flink.py"), *given]
+        self._flink = subprocess.Popen(list(map(str, command)), stdin=subprocess.PIPE)
+        Thread(target=self._note_commits, daemon=True).start()
+
+    def _note_commits(self) -> None:
+        table, known, last = self.work / "table/db/t", set[Path](), ""
+        hint = table / "metadata/version-hint.text"
+        while not self._ended.wait(0.2):
+            if self._flink.poll() is not None:
+                os.kill(os.getpid(), signal.SIGKILL)  # this side is over
+            if not hint.exists() or (version := hint.read_text()) == last:
+                continue
+            last, shown = version, set[str]()
+            for path in set(table.glob("data/**/*.parquet")) - known:
+                with suppress(pa.ArrowInvalid):  # Flink still writes it
+                    if "tx" in pq.read_schema(path).names:  # else it has keys of rows that were replaced
+                        shown |= set(
+                            map(str, pq.read_table(path, columns=["tx"], partitioning=None)["tx"].unique().to_pylist())
+                        )
+                    known.add(path)
+            note(self.work, "published", sorted(shown))
+
+    def read(self) -> Mapping[str, Any]:
+        return {"engine": "Spark", **timed(self.table.reads()["Spark"], self.workload)}
+
+    def rows(self, to: Path) -> None:
+        self.table.frame().write.parquet(str(to))
+
+    def stop(self) -> None:
+        self._ended.set()
+        assert self._flink.stdin is not None
+        self._flink.stdin.close()
+        self._flink.wait(60)
+
+
 def timed(figures: Callable[[str], Any], workload: Workload) -> dict[str, Any]:
     """Medians of the seconds of reads, and the processor time of one, by what is read."""
     found: dict[str, Any] = {}
@@ -310,11 +373,15 @@ def main() -> None:
     side: Streaming
     if name == "captured":
         side = Captured(workload, work, options, given["port"])
+    elif name == "flink-cdc":
+        side = FlinkCdc(workload, work, options, given["port"], jars)
     else:
         side = Ours(workload, work, options) if name == "ours" else Peer(name, workload, work, jars, options)
     side.load(feed / "base.parquet")
     side.start()
-    used = versions(*SIDES[name].versions if name in SIDES else OURS) + [jar.stem for jar in jars]
+    flink = [jar.stem for jar in FLINK.glob("flink-sql-connector-*.jar")] if name == "flink-cdc" else []
+    peer = SIDES.get(READ_AS.get(name, name))
+    used = versions(*(peer.versions if peer else OURS)) + [jar.stem for jar in jars] + flink
     answer(work, {"versions": used, "commit": commit()})
     for line in sys.stdin:
         match line.split():
