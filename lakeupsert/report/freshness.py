@@ -94,7 +94,7 @@ def freshness(
     batches = sorted(active_batches(enumerate(headers)), reverse=True)
     seen = [n for n in batches if n <= shown] or [0] * (shown >= 0)
     later = [n for n in batches if n > shown]
-    waiting = [] if table.declaration.by_folder else _waiting(table, headers, landed)
+    waiting = _waiting(table, headers, landed)
     held = {
         "waiting_files": len(waiting),
         "unmerged_partitions": sum(dirty and partition not in failed for partition, dirty in behind.items()),

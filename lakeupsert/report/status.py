@@ -148,6 +148,8 @@ def status(table: OpenTable) -> Status:
 
 
 def _landed(table: OpenTable) -> list[ObjectInfo]:
+    if table.declaration.by_folder:  # it names no landing zone
+        return []
     with suppress(LakeupsertError, OSError):  # readers need no right for the landing zone
         return [*list_landing(table, limit=_LISTED)]
     return []

@@ -121,8 +121,9 @@ class Message:
 
     def rows(self) -> tuple[_Fields | None, _Fields]:
         """The row before an update, unless the database does not send it, and the row after it."""
-        before = bytes(self._parts.before)
-        return None if before == _NULL else _fields.decode(before), _fields.decode(self._parts.after or _NULL)
+        before, after = bytes(self._parts.before), self._parts.after
+        assert after is not msgspec.UNSET
+        return None if before == _NULL else _fields.decode(before), _fields.decode(after)
 
     def delete_before(self) -> bytes:
         """The value of a delete of the row before an update."""
