@@ -13,6 +13,7 @@ from lakeupsert.config import PublisherName
 from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
 from lakeupsert.operations.adopt import AdoptResult, adopt
 from lakeupsert.operations.compact import compact
+from lakeupsert.operations.fsck import FsckResult, fsck
 from lakeupsert.operations.ingest import IngestOptions, ingest
 from lakeupsert.operations.maintain import MaintainOptions, Upkeep
 from lakeupsert.operations.reconcile import ReconcileResult, reconcile
@@ -282,6 +283,15 @@ class Table(ReadOnlyTable):
     def redrive(self, selected: Callable[[str], bool] = lambda partition: True) -> RedriveResult:
         """Return the dead letters of the selected partitions to the queue, and delete those of merged partitions."""
         return redrive(self._table, selected)
+
+    def fsck(
+        self, *, deep: bool = False, host: HostName = "local", progress: Callable[[str], None] = lambda text: None
+    ) -> FsckResult:
+        """Check each object that readers of a kept snapshot or the next commands need. Damage is a finding, and raises nothing.
+
+        Without ``deep``, only names and sizes of data files are compared with the listing. With it, ``host`` reads all of them.
+        """
+        return fsck(self._table, host_by_name(host) if deep else None, progress=progress)
 
     @_commits
     def reconcile(

@@ -32,7 +32,7 @@ COMPLETION = "_LAKEUPSERT_COMPLETE"
 """The variable in which a shell asks for its completion script, or to complete a command line."""
 GROUPS = {
     "Every night": ("run", "plan", "append", "dedupe", "worker", "publish", "ingest", "maintain", "capture", "serve"),
-    "Look": ("status", "history", "report", "quarantine", "diff", "explain", "reconcile"),
+    "Look": ("status", "history", "report", "quarantine", "diff", "explain", "reconcile", "fsck"),
     "Read": ("head", "query", "files", "export", "ddl"),
     "Change": ("update", "delete"),
     "Repair": ("redrive", "restore", "reprocess", "compact", "vacuum"),
@@ -52,11 +52,9 @@ _MEANT = {
     **dict.fromkeys(("select", "sql"), "`lakeupsert query` runs SQL, and `lakeupsert head` shows rows"),
     **dict.fromkeys(
         ("check", "verify", "validate"),
-        "`lakeupsert reconcile` proves that no row was lost, `lakeupsert doctor` checks the machine",
+        "`lakeupsert reconcile` proves that no row was lost, `lakeupsert fsck` checks objects, `lakeupsert doctor` the machine",
     ),
-    **dict.fromkeys(
-        ("repair", "fix"), "`lakeupsert doctor` finds what is damaged, and names the command that mends it"
-    ),
+    **dict.fromkeys(("repair", "fix"), "`lakeupsert fsck` finds what is damaged, and names the command that mends it"),
     **dict.fromkeys(("clean", "gc"), "`lakeupsert vacuum` deletes files that nobody needs"),
     **dict.fromkeys(
         ("upsert", "load", "import", "sync"),

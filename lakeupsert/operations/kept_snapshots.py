@@ -116,10 +116,15 @@ class KeptSnapshots:
     def keeps(self, number: int) -> bool:
         return number >= self.oldest or number in self.tagged
 
-    def shown(self, partition: str) -> list[PartitionVersion]:
-        """The partition's versions that kept snapshots show, newest first."""
+    @property
+    def partitions(self) -> Iterable[str]:
+        """All that kept snapshots show."""
+        return self._shown
+
+    def shown(self, partition: str) -> dict[PartitionVersion, int]:
+        """The partition's versions that kept snapshots show, newest first, each with the newest of these snapshots."""
         shown = self._shown.get(partition, {})
-        return sorted(shown, key=lambda version: shown[version], reverse=True)
+        return {version: shown[version][1] for version in sorted(shown, key=lambda one: shown[one], reverse=True)}
 
     def grouped(self) -> dict[tuple[str, str], PartitionVersion]:
         """The versions that kept snapshots show in groups, by group and partition."""
@@ -132,20 +137,28 @@ class KeptSnapshots:
 
     def awaits(self, partition: str, batch: int) -> bool:
         """Whether a reader may merge the batch where a kept snapshot shows the partition lagging, or a restore to a group may."""
-        return any(merged < batch <= last for merged, last in self._awaited.get(partition, ()))
+        return any(merged < batch <= last for merged, last in self.awaited(partition))
+
+    def awaited(self, partition: str) -> Iterable[tuple[int, int]]:
+        """The batches of `awaits`: those above the first number up to the second one."""
+        return self._awaited.get(partition, ())
 
     def _forget(self) -> None:
         self._facts = {number: facts for number, facts in self._facts.items() if self.keeps(number)}
-        self._awaited.clear()
-        for facts in self._facts.values():
-            for partition, merged in facts.lagging.items():
-                self._awaited[partition].add((merged, facts.batch))
         for partition, shown in self._shown.items():
             self._shown[partition] = {
                 version: (first, last)
                 for version, (first, last) in shown.items()
                 if last >= self.oldest or any(first <= number <= last for number in self.tagged)
             }
+        self.find_awaited()
+
+    def find_awaited(self) -> None:
+        """Let `awaited` know all snapshots that were added."""
+        self._awaited.clear()
+        for facts in self._facts.values():
+            for partition, merged in facts.lagging.items():
+                self._awaited[partition].add((merged, facts.batch))
         for (_, partition), version in self.grouped().items():
             # A group is restored as the version below it, which merges again.
             self._awaited[partition].add((version.merged_in_chain, version.merged))

@@ -192,24 +192,30 @@ class History:
             last = first + HEADERS_TOGETHER - 1
             if last > high:
                 return self._headers + [without_touched(link.body) for link in self.entries(first - 1, high)]
-            name = TableObjects.ledger_headers(first)
-            try:
-                found = metadata.decode(
-                    self.objects.store.get(name),
-                    Headers,
-                    partial(self.objects.store.uri, name),
-                    f"the headers of ledger entries {first} to {last}",
-                    next="delete that object: it only repeats what the ledger says, and the next append writes it again",
-                )
-                refuse_newer(self.objects.store.uri(name), found.format)
-            except NotFoundError:
-                entries = tuple(without_touched(link.body) for link in self.entries(first - 1, last))
-                found = Headers(format=FORMAT, first=first, entries=entries)
+            found = self.stored_headers(first)
+            if found is None:
+                found = tuple(without_touched(link.body) for link in self.entries(first - 1, last))
                 if write:
+                    headers = metadata.encode(Headers(format=FORMAT, first=first, entries=found))
                     with suppress(UnknownOutcomeError):  # the next append finds it or writes it
-                        self.objects.store.create(name, metadata.encode(found))
-            self._headers += found.entries
+                        self.objects.store.create(TableObjects.ledger_headers(first), headers)
+            self._headers += found
         return self._headers[: high + 1]
+
+    def stored_headers(self, first: int) -> tuple[LedgerEntry, ...] | None:
+        """The object that has the entries from ``first`` on in short; None if it is missing. Raises DamagedTableError."""
+        name = TableObjects.ledger_headers(first)
+        with suppress(NotFoundError):
+            found = metadata.decode(
+                self.objects.store.get(name),
+                Headers,
+                partial(self.objects.store.uri, name),
+                f"the headers of ledger entries {first} to {first + HEADERS_TOGETHER - 1}",
+                next="delete that object: it only repeats what the ledger says, and the next append writes it again",
+            )
+            refuse_newer(self.objects.store.uri(name), found.format)
+            return found.entries
+        return None
 
     def taken(self, high: int) -> TakenFiles:
         """The landing files of entries 0 to ``high``."""

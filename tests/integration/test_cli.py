@@ -68,6 +68,7 @@ COMMANDS = [
         "update",
         "delete",
         "try",
+        "fsck",
     ),
 ]
 FIELDS = [
