@@ -124,7 +124,7 @@ tag: ## one release: make tag VERSION=0.1.0
 	@git commit -qam "lakeupsert $(VERSION)" && git tag -a "v$(VERSION)" -m "lakeupsert $(VERSION)" && git show --stat --oneline "v$(VERSION)"
 
 CYCLONEDX_VERSION := 7.5.0
-sbom: setup ## dist/sbom.json: each package of .venv with version, hashes and licence (CycloneDX)
+sbom: setup ## dist/sbom.json: each package of .venv with its version and licence (CycloneDX)
 	@mkdir -p dist && $(BIN)/python -m venv build/sbom
 	@build/sbom/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==$(CYCLONEDX_VERSION)
 	@build/sbom/bin/cyclonedx-py environment --gather-license-texts --output-file dist/sbom.json $(BIN)/python
