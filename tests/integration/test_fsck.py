@@ -9,6 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from lakeupsert.cli import main
+from lakeupsert.errors import TryAgainError
+from lakeupsert.operations import needed
 from lakeupsert.storage import LocalStore
 from lakeupsert.table import metadata
 from tests.harness.lake import Lake, row, split_tiny_files
@@ -125,6 +127,17 @@ def test_a_version_that_took_the_number_of_a_lost_one(tmp_path: Path) -> None:
     assert found(lake, deep=False) == [("snapshot 1", "missing-version")]
 
 
+def test_history_that_is_older_than_its_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split_tiny_files(monkeypatch)
+    lake = Lake(tmp_path, history=True, bucket="1500B")
+    for night, rows in enumerate((range(20), range(20), range(20, 900)), 1):
+        lake.land(f"{night}.jsonl", [row(f"{n:04d}", 0, night, n) for n in rows])
+        lake.run()
+    [head] = lake.table.objects.heads([DAY]).values()
+    assert any(bucket.bits and bucket.history for bucket in head.body.buckets)
+    assert found(lake) == []
+
+
 def test_the_newest_snapshot_is_lost(tmp_path: Path) -> None:
     lake = made(tmp_path)
     min((lake.root / "processed/_lakeupsert/snapshots").glob("v*.json")).unlink()
@@ -167,6 +180,18 @@ def test_an_object_that_was_created_after_the_listing(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(LocalStore, "list", old)
     assert found(lake) == []
+
+
+def test_a_vacuum_that_may_be_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have deleted what is missing since `fsck` began."""
+    lake = made(tmp_path, keep_snapshots=1, superseded_retention="0s")
+    lake.run()  # and vacuums
+    Path(lake.table.files()[0].path).unlink()
+    with pytest.raises(TryAgainError) as caught:
+        found(lake)
+    assert caught.value.code == "vacuumed-meanwhile"
+    monkeypatch.setattr(needed, "VACUUM_SECONDS", 0)
+    assert [code for _, code in found(lake)] == ["damaged-data-file"]
 
 
 def test_the_command(tmp_path: Path) -> None:
