@@ -326,7 +326,7 @@ DUCKLAKE := duckdb==1.5.5 duckdb-extension-ducklake==1.5.5
 ARRO3 := arro3-core==0.9.1 arro3-io==0.9.1 arro3-compute==0.9.1 duckdb==2.0.0 numpy==2.4.4 pyarrow==26.0.1
 TPCHGEN := tpchgen-cli==4.0.0
 PEERS := jars hudi delta-rs ducklake arro3 tpchgen deltalite flink
-peers: $(PEERS:%=build/peers/%) ## what the benchmark's peers need; Maven, half a gigabyte, minutes
+peers: $(PEERS:%=build/peers/%) ## what the benchmark's peers need; Maven, a gigabyte, minutes
 
 build/peers/jars: JARS = $(SPARK_JARS) $(HUDI_JAR)
 build/readers/jars: JARS = $(SPARK_JARS) $(SQLITE_JDBC)

@@ -62,8 +62,7 @@ class Feed:
         newest = (
             f"FROM read_parquet({landed}) QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY {w.order} DESC) = 1"
         )
-        found = table / "*.parquet" if table.is_dir() else table
-        return differences(f"(SELECT * EXCLUDE op FROM ({newest}) WHERE {w.visible})", f"read_parquet('{found}')")
+        return differences(f"(SELECT * EXCLUDE op FROM ({newest}) WHERE {w.visible})", rows_in(table))
 
     def _base(self) -> str:
         return f"""SELECT {_day("i % " + str(self.partitions))} AS transaction_date, {_key("i")} AS order_id,
@@ -81,6 +80,11 @@ class Feed:
                  placed AS (SELECT *, {dates}[1 + (hash(h) % {self.touched})::INT] AS p FROM numbered)
             SELECT {_day("p")} AS transaction_date, CASE WHEN i % 2 = 1 THEN {new} ELSE {changed} END AS order_id,
                    {attributes("h", "h", operation, stamp)} FROM placed"""
+
+
+def rows_in(table: Path) -> str:
+    """The relation of a Parquet file, or of a folder of such."""
+    return f"read_parquet('{table / '*.parquet' if table.is_dir() else table}')"
 
 
 def differences(wanted: str, found: str) -> int:

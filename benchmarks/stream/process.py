@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.peers.processes import cpu_seconds
 from benchmarks.peers.sides import SIDES
-from benchmarks.stream.feed import Feed, differences
+from benchmarks.stream.feed import Feed, differences, rows_in
 from benchmarks.stream.sides import CAPTURE, OF_DATABASE, READ_AS, Options
 from tests.harness.servers import HADOOP_JARS, Server, versitygw
 
@@ -169,9 +169,7 @@ class Captured(Side):
         self.ask("rows")
         self.database.say("rows")
         self.database.wait_for("rows.done", 120)
-        rows = self.work / "rows.parquet"
-        found = rows / "*.parquet" if rows.is_dir() else rows
-        return differences(f"read_csv('{self.database.folder / 'rows.csv'}')", f"read_parquet('{found}')")
+        return differences(f"read_csv('{self.database.folder / 'rows.csv'}')", rows_in(self.work / "rows.parquet"))
 
 
 class Database:

@@ -21,6 +21,7 @@ from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.operations.needed import Needed, NeededBucket
+from lakeupsert.operations.reconcile import BUCKETS_A_CALL
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.arrays import Hashes
 from lakeupsert.rows.buckets import key_hashes
@@ -29,9 +30,6 @@ from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import HOME, KEYS, QUARANTINE, rebuild_command
 from lakeupsert.table.manifest import HASH_BITS, BucketEntry, DataFile
 from lakeupsert.table.spec import TableSpec
-
-BUCKETS_A_CALL = 4096
-"""Buckets that one call of the host reads, at most, as in `reconcile`."""
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,8 @@ class Needed:
         self.files: set[str] = set()
         self.sizes: dict[str, int] = {}
         self.snapshots: tuple[int, ...] = ()
-        self.newest: Snapshot | None = None
-        self.head: Link[LedgerEntry] | None = None
+        self._newest: Snapshot | None = None
+        self._head: Link[LedgerEntry] | None = None
 
     def buckets(self) -> Iterator[NeededBucket]:
         """Every bucket that is needed, unless all its files were in one before. Raises ConfigurationError without a table."""
@@ -100,8 +100,8 @@ class Needed:
         # After the snapshots: what these need is not deleted. An object that was created since is asked for.
         self.sizes = {found.name: found.size for found in self._store.list("")}
         yield from self._ledger(spec)
-        if self.head is not None:
-            unpublished = partial(unpublished_up_to, self._history, self.newest, self.head.number)
+        if self._head is not None:
+            unpublished = partial(unpublished_up_to, self._history, self._newest, self._head.number)
             self._due = self.look("the next snapshot", unpublished) or {}
         partitions = sorted({*self._due, *self._kept.partitions})
         for at, partition in enumerate(partitions):
@@ -121,7 +121,7 @@ class Needed:
         """Raises TryAgainError if a vacuum may be at work. It fences the ledger before it deletes."""
         with suppress(DamagedTableError):
             now = self._objects.ledger.head()
-            later = self._history.entries(self.head.number - 1, now.number) if now and self.head else []
+            later = self._history.entries(self._head.number - 1, now.number) if now and self._head else []
             if any(link.body.kind == "fence" and _age(link) < VACUUM_SECONDS for link in later):
                 raise TryAgainError(
                     "vacuumed-meanwhile",
@@ -145,8 +145,8 @@ class Needed:
             named = head.body.snapshot if head else None
             if newest is None or named is None or named <= newest.number:
                 break
-        self.head = head or self.look("every writer", self._objects.ledger.head)  # also if a snapshot is lost
-        self.newest = newest.body if newest else None
+        self._head = head or self.look("every writer", self._objects.ledger.head)  # also if a snapshot is lost
+        self._newest = newest.body if newest else None
         numbers = (
             {newest.number, *range(newest.body.expired, newest.number), *newest.body.tags.values()} if newest else ()
         )
@@ -159,7 +159,7 @@ class Needed:
 
     def _ledger(self, spec: TableSpec) -> Iterator[NeededBucket]:
         """All entries, and the objects that are needed by the table as a whole. The buckets have rows of statements."""
-        count = self.head.number + 1 if self.head else 0
+        count = self._head.number + 1 if self._head else 0
         entries: list[LedgerEntry] = []
         for number in range(count):
             link = self.look("every writer", partial(self._version, self._objects.ledger, number))
@@ -170,7 +170,7 @@ class Needed:
                     yield from self._bucket("`reprocess --source landing`", partition, spec, rows)
         for entry in entries:
             for file in entry.quarantine:  # also replayed ones: a restore may withdraw the replay
-                self.has("`quarantine`", file.name)
+                self._has("`quarantine`", file.name)
         if len(entries) < count:
             return  # nobody knows which of the others count
         for first in range(0, count - HEADERS_TOGETHER + 1, HEADERS_TOGETHER):
@@ -184,7 +184,7 @@ class Needed:
 
     def _partition(self, spec: TableSpec, partition: str) -> Iterator[NeededBucket]:
         """Its versions that are shown, its newest one, and the rows that may be merged into one of them."""
-        shown = self.newest.partitions.get(partition) if self.newest else None
+        shown = self._newest.partitions.get(partition) if self._newest else None
         for version, number in self._kept.shown(partition).items():
             needed_by = f"snapshot {number}"
             for read in (self._shown, self._grouped):
@@ -230,7 +230,7 @@ class Needed:
     def _buckets(self, needed_by: str, spec: TableSpec, manifest: Manifest | None) -> Iterator[NeededBucket]:
         if manifest is not None:
             for name in manifest.quarantine:
-                self.has("`quarantine`", name)
+                self._has("`quarantine`", name)
             for bucket in manifest.buckets:
                 yield from self._bucket(needed_by, manifest.partition, spec, bucket)
 
@@ -246,13 +246,13 @@ class Needed:
 
     def _file(self, needed_by: str, file: DataFile) -> bool:
         is_part = file.at is not None or file.row is not None
-        is_there = not file.name or self.has(needed_by, file.name, (file.at or 0) + file.bytes, is_part=is_part)
+        is_there = not file.name or self._has(needed_by, file.name, (file.at or 0) + file.bytes, is_part=is_part)
         vector = file.deleted
         if vector is not None and vector.name:
-            return self.has(needed_by, vector.name, vector.at + vector.size) and is_there
+            return self._has(needed_by, vector.name, vector.at + vector.size) and is_there
         return is_there
 
-    def has(self, needed_by: str, name: str, size: int = 0, *, is_part: bool = True) -> bool:
+    def _has(self, needed_by: str, name: str, size: int = 0, *, is_part: bool = True) -> bool:
         """Whether the object is there. ``size``: its bytes, or the end of a part of it."""
         return self.look(needed_by, partial(self._compare, name, size, is_part)) is not None
 
