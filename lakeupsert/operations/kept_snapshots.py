@@ -1,6 +1,6 @@
-"""Snapshots and ledger entries as `vacuum` remembers them: a process reads each of them once.
+"""Snapshots, versions and ledger entries as `vacuum` remembers them: a process reads each of them once.
 
-Reads     the list of snapshots; snapshots and ledger entries that it has not read yet
+Reads     the list of snapshots; snapshots, versions and ledger entries that it has not read yet
 Writes    nothing
 Repeat    safe: both stay as they are
 
@@ -10,8 +10,8 @@ A table that gets a batch every few seconds has ten thousand snapshots a day. Ea
 import hashlib
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import msgspec
@@ -22,6 +22,7 @@ from lakeupsert.pipeline.history import History
 from lakeupsert.table.chain import Chain, Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import RestorePoint, Touched
+from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 
 
@@ -241,3 +242,45 @@ def _objects_of(touched: Mapping[str, Touched]) -> dict[str, tuple[str, ...]]:
     same: dict[tuple[str, ...], tuple[str, ...]] = {}
     named = ((sys.intern(p), tuple(name for file in one.files for name in file.objects)) for p, one in touched.items())
     return {partition: same.setdefault(names, names) for partition, names in named}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVersion:
+    """A version of a partition's chain.
+
+    Attributes:
+        link: without its buckets.
+        objects: those with rows or deletion vectors that it needs.
+    """
+
+    link: Link[Manifest]
+    objects: tuple[str, ...]
+
+
+class StoredVersions:
+    """The versions that somebody may need, and what they need.
+
+    If a version is lost and another one takes its number, this has the lost one. What the other one needs is not deleted,
+    because the fence before each deletion is a version that needs it, too.
+    """
+
+    def __init__(self, objects: TableObjects) -> None:
+        self._objects = objects
+        self._read: dict[str, StoredVersion] = {}
+
+    def look(self, partition: str, name: str) -> StoredVersion | None:
+        """A version that was listed; None if another vacuum has trimmed it since."""
+        if name not in self._read:
+            chain = self._objects.partition(partition)
+            link = chain.get(chain.number(name))
+            if link is None:
+                return None
+            objects = tuple(sys.intern(name) for bucket in link.body.buckets for name in bucket.objects)
+            self._read[name] = StoredVersion(
+                replace(link, body=msgspec.structs.replace(link.body, buckets=())), objects
+            )
+        return self._read[name]
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all versions with other names."""
+        self._read = {name: version for name, version in self._read.items() if name in names}

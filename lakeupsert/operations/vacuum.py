@@ -25,7 +25,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
-from lakeupsert.operations.kept_snapshots import EntryObjects, KeptGroups, KeptSnapshots
+from lakeupsert.operations.kept_snapshots import EntryObjects, KeptGroups, KeptSnapshots, StoredVersion, StoredVersions
 from lakeupsert.pipeline.integrity import extend_snapshots
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import Publishers, PublisherStanding
@@ -74,11 +74,14 @@ class VacuumMemory:
     snapshots: KeptSnapshots
     entries: EntryObjects
     groups: KeptGroups
+    versions: StoredVersions
 
     @classmethod
     def of(cls, table: OpenTable) -> "VacuumMemory":
         objects = table.history.objects
-        return cls(KeptSnapshots(objects.snapshots), EntryObjects(table.history), KeptGroups(objects))
+        return cls(
+            KeptSnapshots(objects.snapshots), EntryObjects(table.history), KeptGroups(objects), StoredVersions(objects)
+        )
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ def vacuum(
         extend_snapshots(table.history, lambda head: head.body if head else None)
     table.history.objects.held.forget()
     progress("looking again")
-    survey = _Survey(table, publishers, memory, before=survey)
+    survey = _Survey(table, publishers, memory)
     garbage = [g for g in survey.garbage if survey.is_fenced(g, fence)]
     progress(f"deleting {len(garbage)} objects")
     versions = [g.name for g in garbage if g.name.endswith(".json")]
@@ -202,18 +205,13 @@ def _fence(partition: str, head: Link[Manifest] | None) -> Manifest:
 
 
 class _Survey:
-    """What is there, what is needed, and so what is garbage.
+    """What is there, what is needed, and so what is garbage."""
 
-    Chain versions that the survey ``before`` has read are immutable, and not read again.
-    """
-
-    def __init__(
-        self, table: OpenTable, publishers: Publishers, memory: VacuumMemory, before: "_Survey | None" = None
-    ) -> None:
+    def __init__(self, table: OpenTable, publishers: Publishers, memory: VacuumMemory) -> None:
         self._table = table
         self._publishers = publishers
         self._kept, self._entries, self._groups = memory.snapshots, memory.entries, memory.groups
-        self._versions: dict[tuple[str, int], Link[Manifest] | None] = before._versions if before else {}
+        self._versions = memory.versions
         self._now = clock.now()
         self.garbage: list[Garbage] = []
         newest = self._kept.choose(table.settings.retention, publishers.least_shown())
@@ -224,6 +222,8 @@ class _Survey:
         self._objects: defaultdict[str, dict[str, ObjectInfo]] = defaultdict(dict)  # by folder, then by name
         for found in table.resources.store.list(""):
             self._objects[found.name.rpartition("/")[0]][found.name] = found
+        stored = [objects for folder, objects in self._objects.items() if folder.startswith(PARTITIONS)]
+        self._versions.keep({name for objects in stored for name in objects})
         self._works = self._unfinished_works()
         packs = {name: TableObjects.start_of(name) or 0 for name in self._objects[f"{HOME}/data"]}
         # An entry that names a pack is above its start. Restores below the newest snapshot are merged, unless a partition lags.
@@ -294,9 +294,9 @@ class _Survey:
             # Readers of `latest` and merges started from the newest version of then, which no snapshot may show.
             for number, successor in pairwise(versions):
                 after = self._version(partition, successor)
-                if number not in needed and after and self._age(after.written_at) < self._table.settings.retention:
+                if number not in needed and after and self._age(after.link.written_at) < self._table.settings.retention:
                     needed.add(number)
-                    named |= self._data(partition, number)
+                    named.update(self._data(partition, number))
             unnamed = [found for found in unnamed if found.name not in named]
             superseded = {name for n in set(versions) - needed for name in self._data(partition, n)}
             superseded |= {f.name for f in self._adopted(partition)}
@@ -307,8 +307,8 @@ class _Survey:
             elif start is not None and self._is_older(found, ORPHANS_KEPT):
                 self._add(found, "its writer did not commit it", partition, start)
         for number in versions:
-            link = self._version(partition, number) if number < min(needed, default=0) else None
-            if link is not None and self._age(link.written_at) > VERSIONS_KEPT:
+            old = self._version(partition, number) if number < min(needed, default=0) else None
+            if old is not None and self._age(old.link.written_at) > VERSIONS_KEPT:
                 name = chain.name(number)
                 found = self._objects[f"{PARTITIONS}{partition}"][name]
                 self._add(found, "an old version, and no kept snapshot goes back so far", partition, None)
@@ -341,18 +341,18 @@ class _Survey:
 
     def _head(self, partition: str) -> Link[Manifest] | None:
         versions = self._numbers(partition)
-        return self._version(partition, versions[-1]) if versions else None
+        head = self._version(partition, versions[-1]) if versions else None
+        return head.link if head else None
 
-    def _data(self, partition: str, number: int) -> set[str]:
+    def _data(self, partition: str, number: int) -> Sequence[str]:
         """The objects with rows or deletion vectors that a version needs."""
-        link = self._version(partition, number) if number >= 0 else None
-        return {name for bucket in (link.body.buckets if link else ()) for name in bucket.objects}
+        version = self._version(partition, number)
+        return version.objects if version else ()
 
-    def _version(self, partition: str, number: int) -> Link[Manifest] | None:
-        """A version; None if another vacuum has trimmed it since it was listed."""
-        if (partition, number) not in self._versions:
-            self._versions[partition, number] = self._table.history.objects.partition(partition).get(number)
-        return self._versions[partition, number]
+    def _version(self, partition: str, number: int) -> StoredVersion | None:
+        """None: it is not stored."""
+        name = self._table.history.objects.partition(partition).name(number)
+        return self._versions.look(partition, name) if name in self._objects[f"{PARTITIONS}{partition}"] else None
 
     def _adopted(self, partition: str) -> Iterable[DataFile]:
         """The adopted files. Of files that others wrote, these are the only ones that belong to the table."""

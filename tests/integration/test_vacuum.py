@@ -1,6 +1,7 @@
 """What vacuum deletes and what it keeps: by who may still need it, and at any point of it the table stays whole."""
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -132,7 +133,7 @@ def test_one_that_remembers_finds_what_a_new_one_finds_and_reads_only_what_is_ne
     tmp_path: Path, time: PassingTime
 ) -> None:
     lake = nights(tmp_path, 1, keep_snapshots=2)
-    table, reads, deleted = lake.table._table, [], 0
+    table, reads, deleted, versions = lake.table._table, [], 0, Counter[str]()
     memory = VacuumMemory.of(table)
     for number in range(2, 20):
         night(lake, number)
@@ -151,12 +152,14 @@ def test_one_that_remembers_finds_what_a_new_one_finds_and_reads_only_what_is_ne
         reads.append(
             sum("get _lakeupsert/snapshots" in call or "get _lakeupsert/ledger" in call for call in lake.points.seen)
         )
+        versions.update(call for call in lake.points.seen if "get _lakeupsert/partitions" in call)
         assert {g.name for g in done.garbage} == {g.name for g in dry.garbage}
         deleted += len(done.garbage)
     assert deleted > 20
     assert max(reads[9:]) <= max(reads[:9]), (
         "of snapshots and the ledger, the later nights read no more than the first ones"
     )
+    assert max(versions.values()) == 2, "once, and once more as the version that a fence follows"
     lake.finish_and_check()
 
 
