@@ -10,7 +10,7 @@ A table that gets a batch every few seconds has ten thousand snapshots a day. Ea
 import hashlib
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -260,27 +260,28 @@ class StoredVersion:
 class StoredVersions:
     """The versions that somebody may need, and what they need.
 
-    If a version is lost and another one takes its number, this has the lost one. What the other one needs is not deleted,
-    because the fence before each deletion is a version that needs it, too.
+    If a version is lost and another one takes its number, this has the lost one. Files of the other one are kept all the
+    same, because the fence before each deletion is a version that names them, too.
     """
 
     def __init__(self, objects: TableObjects) -> None:
         self._objects = objects
+        self._before: dict[str, StoredVersion] = {}
         self._read: dict[str, StoredVersion] = {}
+
+    def begin(self) -> None:
+        """Forget the versions that nobody has asked for since the last call."""
+        self._before, self._read = self._read, {}
 
     def look(self, partition: str, name: str) -> StoredVersion | None:
         """A version that was listed; None if another vacuum has trimmed it since."""
-        if name not in self._read:
+        version = self._read.get(name) or self._before.get(name)
+        if version is None:
             chain = self._objects.partition(partition)
             link = chain.get(chain.number(name))
             if link is None:
                 return None
             objects = tuple(sys.intern(name) for bucket in link.body.buckets for name in bucket.objects)
-            self._read[name] = StoredVersion(
-                replace(link, body=msgspec.structs.replace(link.body, buckets=())), objects
-            )
-        return self._read[name]
-
-    def keep(self, names: Collection[str]) -> None:
-        """Forget all versions with other names."""
-        self._read = {name: version for name, version in self._read.items() if name in names}
+            version = StoredVersion(replace(link, body=msgspec.structs.replace(link.body, buckets=())), objects)
+        self._read[name] = version
+        return version

@@ -16,7 +16,7 @@ up behind a fence: `commit` and `dedupe`.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
@@ -222,8 +222,7 @@ class _Survey:
         self._objects: defaultdict[str, dict[str, ObjectInfo]] = defaultdict(dict)  # by folder, then by name
         for found in table.resources.store.list(""):
             self._objects[found.name.rpartition("/")[0]][found.name] = found
-        stored = [objects for folder, objects in self._objects.items() if folder.startswith(PARTITIONS)]
-        self._versions.keep({name for objects in stored for name in objects})
+        self._versions.begin()
         self._works = self._unfinished_works()
         packs = {name: TableObjects.start_of(name) or 0 for name in self._objects[f"{HOME}/data"]}
         # An entry that names a pack is above its start. Restores below the newest snapshot are merged, unless a partition lags.
@@ -263,9 +262,6 @@ class _Survey:
         head = self._head(garbage.partition)
         return head is not None and head.body.fence is not None and garbage.start <= head.body.fence
 
-    def _age(self, written_at: str) -> timedelta:
-        return self._now - datetime.fromisoformat(written_at)
-
     def _survey_partition(self, partition: str) -> None:
         chain = self._table.history.objects.partition(partition)
         versions = self._numbers(partition)
@@ -289,28 +285,27 @@ class _Survey:
         named |= self._groups.files.get(partition, set())
         if any(work.source == "landing" and partition in work.partitions for work in self._works):
             named |= {f.name for f in self._adopted(partition)}  # the reprocess starts from them
+        stored = {n: self._objects[f"{PARTITIONS}{partition}"][chain.name(n)] for n in versions}
         unnamed = [found for name, found in data.items() if name not in named]
         if unnamed:
             # Readers of `latest` and merges started from the newest version of then, which no snapshot may show.
             for number, successor in pairwise(versions):
-                after = self._version(partition, successor)
-                if number not in needed and after and self._age(after.link.written_at) < self._table.settings.retention:
+                if not self._is_older(stored[successor], self._table.settings.retention) and number not in needed:
                     needed.add(number)
                     named.update(self._data(partition, number))
             unnamed = [found for found in unnamed if found.name not in named]
-            superseded = {name for n in set(versions) - needed for name in self._data(partition, n)}
-            superseded |= {f.name for f in self._adopted(partition)}
+            superseded = {f.name for f in self._adopted(partition)}
+            # A young file may be of a running merge, unless a version, which came after it, has named it.
+            young = [found.modified for found in unnamed if not self._is_older(found, ORPHANS_KEPT)]
+            for number in set(versions) - needed:
+                if young and stored[number].modified >= min(young):
+                    superseded.update(self._data(partition, number))
         for found in unnamed:
             start = TableObjects.start_of(found.name)
-            if found.name in superseded:
-                self._add(found, "superseded, and no kept snapshot shows it", partition, start)
-            elif start is not None and self._is_older(found, ORPHANS_KEPT):
-                self._add(found, "its writer did not commit it", partition, start)
-        for number in versions:
-            old = self._version(partition, number) if number < min(needed, default=0) else None
-            if old is not None and self._age(old.link.written_at) > VERSIONS_KEPT:
-                name = chain.name(number)
-                found = self._objects[f"{PARTITIONS}{partition}"][name]
+            if found.name in superseded or (start is not None and self._is_older(found, ORPHANS_KEPT)):
+                self._add(found, "no kept snapshot and no newer version needs it", partition, start)
+        for number, found in stored.items():
+            if number < min(needed, default=0) and self._is_older(found, VERSIONS_KEPT):
                 self._add(found, "an old version, and no kept snapshot goes back so far", partition, None)
 
     def _is_whole(self, partition: str, versions: Sequence[int], shown: int, objects: int) -> bool:

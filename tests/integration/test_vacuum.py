@@ -73,6 +73,14 @@ def test_files_of_a_merge_that_may_still_run_stay_for_an_hour(tmp_path: Path, ti
         assert (name in base_files(lake)) == stays
 
 
+def test_without_retention_only_files_of_the_kept_snapshot_are_left(tmp_path: Path) -> None:
+    """Superseded files are younger than those of a merge that may still run, and go nevertheless."""
+    lake = nights(tmp_path, 3, keep_snapshots=1, superseded_retention="0s", strategy="rewrite")
+    lake.table.vacuum(dry=False)
+    assert len(base_files(lake)) == 2
+    lake.finish_and_check()
+
+
 def test_only_what_kept_snapshots_show_is_left(tmp_path: Path, time: PassingTime) -> None:
     lake = nights(tmp_path, 6, keep_snapshots=2)
     lake.table.tag("second", 1)
