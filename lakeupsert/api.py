@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, TypeVar
 from lakeupsert.config import PublisherName
 from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
 from lakeupsert.operations.adopt import AdoptResult, adopt
+from lakeupsert.operations.backup import CopyResult, backup, recover
 from lakeupsert.operations.compact import compact
 from lakeupsert.operations.fsck import FsckResult, fsck
 from lakeupsert.operations.ingest import IngestOptions, ingest
@@ -292,6 +293,17 @@ class Table(ReadOnlyTable):
         Without ``deep``, only names and sizes of data files are compared with the listing. With it, ``host`` reads all of them.
         """
         return fsck(self._table, host_by_name(host) if deep else None, progress=progress)
+
+    def backup(self, output: str, *, progress: Callable[[str], None] = lambda text: None) -> CopyResult:
+        """Copy the table to another address. The second time, only objects that the copy lacks are copied."""
+        return backup(self._table, output, progress)
+
+    @_commits
+    def recover(
+        self, address: str, number: int | None = None, *, progress: Callable[[str], None] = lambda text: None
+    ) -> CopyResult:
+        """Make the table, which does not exist, as it was at a backup; None: the newest one at that address."""
+        return recover(self._table, address, number, progress)
 
     @_commits
     def reconcile(

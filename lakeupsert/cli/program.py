@@ -35,7 +35,7 @@ GROUPS = {
     "Look": ("status", "history", "report", "quarantine", "diff", "explain", "reconcile", "fsck"),
     "Read": ("head", "query", "files", "export", "ddl"),
     "Change": ("update", "delete"),
-    "Repair": ("redrive", "restore", "reprocess", "compact", "vacuum"),
+    "Repair": ("redrive", "restore", "reprocess", "compact", "vacuum", "backup", "recover"),
     "Set up": ("try", "init", "adopt", "config", "doctor", "schema", "demo"),
 }
 """The commands as `lakeupsert --help` lists them. Each has a module of its name in the room of its heading."""

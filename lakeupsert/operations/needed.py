@@ -36,7 +36,7 @@ from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import TableSpec
 
 VACUUM_SECONDS = 600
-"""How long a vacuum may delete after its fence. Longer: damage is reported later."""
+"""How long a vacuum that began before the walk may still delete. Longer: damage is reported later."""
 
 Body = TypeVar("Body")
 Found = TypeVar("Found")
@@ -122,13 +122,19 @@ class Needed:
         with suppress(DamagedTableError):
             now = self._objects.ledger.head()
             later = self._history.entries(self._head.number - 1, now.number) if now and self._head else []
-            if any(link.body.kind == "fence" and _age(link) < VACUUM_SECONDS for link in later):
+            fences = [link for link in later if link.body.kind == "fence"]
+            if any(link.number > self.batch or _age(link) < VACUUM_SECONDS for link in fences):
                 raise TryAgainError(
                     "vacuumed-meanwhile",
-                    f"{self._store.uri()}: an object is missing, and a vacuum began in the last ten minutes. It may have deleted "
-                    "the object after this call began. Nothing was changed.",
+                    f"{self._store.uri()}: an object is missing, and a vacuum began after this call or in the ten minutes "
+                    "before. It may have deleted the object. Nothing was changed.",
                     next="run the same command again ten minutes later",
                 )
+
+    @property
+    def batch(self) -> int:
+        """The newest entry of the ledger; -1: there is none."""
+        return self._head.number if self._head else -1
 
     # -- chains
 
@@ -192,9 +198,12 @@ class Needed:
                 yield from self._buckets(needed_by, spec, manifest)
         ranges = list(self._kept.awaited(partition))
         if partition in self._due:
-            head = self.look("the next snapshot", self._objects.partition(partition).head)
-            yield from self._buckets("the next snapshot", spec, head.body if head else None)
-            merged = max(shown.merged_in_chain if shown else -1, head.body.merged if head else -1)
+            merged, chain = shown.merged_in_chain if shown else -1, self._objects.partition(partition)
+            head = self.look("the next snapshot", chain.head)
+            if head is not None and merged <= head.body.merged <= self.batch:  # else it is newer than this walk
+                self.metadata.add(chain.name(head.number))
+                yield from self._buckets("the next snapshot", spec, head.body)
+                merged = head.body.merged
             ranges.append((merged, self._due[partition]))
         for low, high in ranges:
             for link in self.look("the next merges", partial(self._history.entries, low, high)) or ():

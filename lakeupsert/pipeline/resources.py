@@ -17,7 +17,7 @@ from lakeupsert.events import Event, Sink
 from lakeupsert.landing.table_logs import TableLog, likely_log_above, log_in
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
 from lakeupsert.storage import LocalStore, ObjectReader, ObjectStore, open_landing, open_store
-from lakeupsert.table.layout import HOME
+from lakeupsert.table.layout import LOCAL_QUEUE
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Resources:
             return open_queue(self._settings.queue)
         processed = open_store(self._settings.processed)
         if isinstance(processed, LocalStore):
-            return open_queue(str(Path(processed.root) / HOME / "queue.sqlite"))
+            return open_queue(str(Path(processed.root) / LOCAL_QUEUE))
         raise ConfigurationError(
             "no-queue",
             f"Table {self.table!r} is remote and its configuration names no queue.",

@@ -20,6 +20,7 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 from lakeupsert.table import metadata
+from lakeupsert.table.backup import BackupEntry
 from lakeupsert.table.chain import FORMAT, Chain, Held, Link, refuse_newer
 from lakeupsert.table.group import FEATURE, read_group, write_group
 from lakeupsert.table.lease import Lease
@@ -40,6 +41,8 @@ STATEMENT_ROWS = f"{HOME}/statements"
 """The appended rows of updates and deletes, which no landing file has."""
 GROUPS = f"{HOME}/groups"
 """Manifests that have no version in a chain."""
+LOCAL_QUEUE = f"{HOME}/queue.sqlite"
+"""The queue of a local table, by default."""
 LISTED_TOGETHER = 1000
 """Objects in an answer to a LIST: S3's limit. Azure's is higher, and a local store has none."""
 KEPT_GROUPS = 64
@@ -103,6 +106,7 @@ class TableObjects:
         self.reading: Chain[Lease] = Chain(store, f"{HOME}/reading", "lease", Lease, lambda old, new: None)
         self.upkeep: Chain[Lease] = Chain(store, f"{HOME}/upkeep", "lease", Lease, lambda old, new: None)
         self.snapshots = Chain(store, f"{HOME}/snapshots", "snapshot", Snapshot, check_snapshot, held=held)
+        self.backups: Chain[BackupEntry] = Chain(store, f"{HOME}/backups", "backup", BackupEntry, lambda old, new: None)
         self._groups: dict[str, dict[str, Manifest]] = {}  # the last `KEPT_GROUPS`
 
     def __reduce__(self) -> tuple[type["TableObjects"], tuple[ObjectStore]]:

@@ -69,6 +69,8 @@ COMMANDS = [
         "delete",
         "try",
         "fsck",
+        "backup",
+        "recover",
     ),
 ]
 FIELDS = [

@@ -1,0 +1,221 @@
+"""Copy a table to another address, again and again, and make a table of one of these backups.
+
+Reads     `backup`: all that is needed (`needed`), one listing of the copy and the metadata that both have
+          `recover`: one entry of the copy's chain, and the objects that it names
+Writes    at the other address each object that it lacks; `backup` then an entry with the names of the backup's objects
+Repeat    safe: a call that broke off is continued. Until the entry is there, the backups before it are all there are
+
+Objects have the same names in the copy. None is deleted there, and readers of a copy only take what an entry names. So nothing
+depends on the order of copying: the ledger names snapshots and snapshots name batches, and a vacuum may have trimmed what was
+between two of them.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from lakeupsert.config import refuse_in_zones
+from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
+from lakeupsert.operations.needed import Needed
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.resources import Resources
+from lakeupsert.progress import Share
+from lakeupsert.rows.datafiles import explain_damage
+from lakeupsert.storage import ObjectStore, open_store
+from lakeupsert.table.backup import BackupEntry
+from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import HOME, LOCAL_QUEUE, TableObjects
+
+COPIED_TOGETHER = 256
+"""Objects that are copied between two signs of progress."""
+COPY_BYTES = 8 << 20
+"""Bytes of an object in memory. Fewer: more calls."""
+_OF_OTHERS = (f"{HOME}/sources/", f"{HOME}/batches/")
+"""`capture` and `serve` read them when they start: which changes have landed?"""
+
+
+@dataclass(frozen=True)
+class CopyResult:
+    """A backup, and what the call copied.
+
+    Attributes:
+        number: counts the backups of a copy from 1.
+        snapshot: the newest one in it; None: nothing is published.
+        batch: the newest one of its ledger; -1: none.
+        objects, bytes: that were copied.
+        kept: how many objects of the backup were there before.
+    """
+
+    number: int
+    snapshot: int | None
+    batch: int
+    objects: int
+    bytes: int
+    kept: int
+
+
+def backup(table: OpenTable, output: str, progress: Callable[[str], None] = lambda text: None) -> CopyResult:
+    """Copy the table to the address ``output``, which is empty or has earlier backups. Others may write to the table meanwhile.
+
+    Raises:
+        ConfigurationError: there is no table, or ``output`` is in a zone of the table.
+        DamagedTableError: an object that is needed is missing or has another size.
+        RefusedError: ``output`` has other objects.
+        TryAgainError: a vacuum deleted an object before it was copied.
+    """
+    refuse_in_zones(table.settings, output)
+    copy = TableObjects(open_store(output))
+    last = _begin(copy, table.history.existing_spec().table_id, output)
+    needed = Needed(table, _refuse_damage, progress)
+    for _ in needed.buckets():
+        pass
+    ledger = table.history.objects.ledger
+    of_others = {name for name in needed.sizes if name.startswith(_OF_OTHERS) and "/leases/" not in name}
+    entry = BackupEntry(
+        table_id=last.body.table_id,
+        snapshot=needed.snapshots[0] if needed.snapshots else None,
+        batch=needed.batch,
+        metadata=sorted(name for name in needed.metadata | of_others if not name.startswith(ledger.prefix)),
+        files={name: needed.sizes[name] for name in sorted(needed.files)},
+    )
+    copying = _Copying(table.resources, table.resources.store, copy.store, entry, progress)
+    # An entry has the id of the one before. So if the last one is the same, all are.
+    new = [ledger.name(number) for number in range(max(last.body.batch, 0), entry.batch + 1)]
+    needed.look("the backup", lambda: copying.copy([*entry.files, *new, *entry.metadata]))
+    appended = copy.backups.extend(lambda head: entry if head is None or head.body != entry else None)
+    return copying.result(appended.number if appended else last.number)
+
+
+def recover(
+    table: OpenTable, address: str, number: int | None = None, progress: Callable[[str], None] = lambda text: None
+) -> CopyResult:
+    """Make the table as it was at a backup. ``address``: the `output` of `backup`. ``number``: None is the newest one.
+
+    Raises:
+        ConfigurationError: there is no such backup, or a table already.
+        DamagedTableError: an object of the backup is missing or has another size.
+        RefusedError: the processed zone has other objects.
+    """
+    copy = TableObjects(open_store(address))
+    chosen = _choose(copy, address, number)
+    store, objects = table.resources.store, table.history.objects
+    if objects.specs.head() is not None:
+        raise ConfigurationError(
+            "already-a-table",
+            f"{store.uri()} is a table already. Nothing was copied.",
+            next="name an empty folder in `processed`",
+        )
+    copying = _Copying(table.resources, copy.store, store, chosen.body, progress)
+    entries = [objects.ledger.name(number) for number in range(chosen.body.batch + 1)]
+    others = copying.there.keys() - {*entries, *chosen.body.metadata, *chosen.body.files}
+    if other := min((name for name in others if not name.startswith(LOCAL_QUEUE)), default=None):
+        raise _others(f"{store.uri(other)} is not of that backup", "name an empty folder in `processed`")
+    specs = [name for name in chosen.body.metadata if name.startswith(objects.specs.prefix)]
+    copying.copy([*chosen.body.files, *entries, *sorted({*chosen.body.metadata} - {*specs})])
+    copying.copy(specs)  # last: without one there is no table
+    return copying.result(chosen.number)
+
+
+class _Copying:
+    """Copies objects under their names, unless they are there.
+
+    Attributes:
+        there: the bytes of each object that was at the other address before.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        source: ObjectStore,
+        target: ObjectStore,
+        entry: BackupEntry,
+        progress: Callable[[str], None],
+    ) -> None:
+        self._resources, self._source, self._target, self._progress = resources, source, target, progress
+        self._entry = entry
+        self.there = {found.name: found.size for found in target.list("")}
+        self._objects = self._bytes = self._kept = 0
+
+    def copy(self, names: Collection[str]) -> None:
+        ordered = list(names)
+        for at in range(0, len(ordered), COPIED_TOGETHER):
+            self._progress(Share(f"copying {len(ordered):,} objects", at, len(ordered)))
+            some = ordered[at : at + COPIED_TOGETHER]
+            copied = [size for size in self._resources.map_concurrently(self._copy, some) if size is not None]
+            self._objects, self._bytes = self._objects + len(copied), self._bytes + sum(copied)
+            self._kept += len(some) - len(copied)
+
+    def result(self, number: int) -> CopyResult:
+        entry = self._entry
+        return CopyResult(number, entry.snapshot, entry.batch, self._objects, self._bytes, self._kept)
+
+    def _copy(self, name: str) -> int | None:
+        """Returns the bytes; None if the object is there."""
+        if name in self.there:
+            self._refuse_other(name)
+            return None
+        size, expected = 0, self._entry.files.get(name)
+        try:
+            with explain_damage(self._source, name), self._source.open(name) as data, self._target.write(name) as sink:
+                while chunk := data.read(COPY_BYTES):
+                    sink.write(chunk)
+                    size += len(chunk)
+                if expected not in (None, size):
+                    raise pa.ArrowInvalid(f"it has {size:,} bytes, not {expected:,}")
+        except FileExistsError:  # another call was faster
+            self._refuse_other(name)
+            return None
+        return size
+
+    def _refuse_other(self, name: str) -> None:
+        """Raises RefusedError if the two objects of that name differ. The names of files are never used twice, numbers are."""
+        if name in self._entry.files:
+            is_same = self.there.get(name, self._entry.files[name]) == self._entry.files[name]
+        else:
+            is_same = self._target.get(name) == self._source.get(name)
+        if not is_same:
+            raise _others(
+                f"{self._target.uri(name)} differs from {self._source.uri(name)}",
+                "use an empty folder; backups that are there stay as they are",
+            )
+
+
+def _begin(copy: TableObjects, table_id: str, output: str) -> Link[BackupEntry]:
+    """The newest entry of the copy, which is made if ``output`` is empty."""
+    head = copy.backups.head()
+    if head is None and (other := next(iter(copy.store.list("", limit=1)), None)) is not None:
+        raise _others(f"{copy.store.uri(other.name)} does not belong to a backup", _EMPTY)
+    first = BackupEntry(table_id=table_id)
+    head = head or copy.backups.extend(lambda head: None if head else first) or copy.backups.head()
+    assert head is not None, "it was there or was appended"
+    if head.body.table_id != table_id:
+        raise _others(f"{output} has backups of another table", _EMPTY)
+    return head
+
+
+def _choose(copy: TableObjects, address: str, number: int | None) -> Link[BackupEntry]:
+    head = copy.backups.head()
+    count = head.number if head else 0
+    chosen = head if number is None else copy.backups.get(number)
+    if chosen is None or chosen.number == 0:
+        there = f"it has backups 1 to {count}" if count else "it has none that is whole"
+        raise ConfigurationError(
+            "no-backup",
+            f"{address} has no {'backup' if number is None else f'backup {number}'}: {there}. Nothing was copied.",
+            next="give the --output of `lakeupsert backup`" + (", and one of these numbers" if count else ""),
+        )
+    return chosen
+
+
+_EMPTY = "give an --output that is empty, or that has backups of this table"
+
+
+def _others(found: str, advice: str) -> RefusedError:
+    return RefusedError(
+        "not-a-backup", f"{found}. Something else wrote it. Objects that were there stay as they are.", next=advice
+    )
+
+
+def _refuse_damage(needed_by: str, error: DamagedTableError) -> None:
+    raise error
