@@ -146,14 +146,17 @@ class Table(ReadOnlyTable):
         )
 
     @_commits
-    def publish(self, *, to: PublisherName | None = None, reset: bool = False) -> PublishResult:
+    def publish(self, *, to: PublisherName | None = None, reset: bool = False, audited: bool = True) -> PublishResult:
         """Show readers the newest batch that is merged in every partition.
 
         Args:
             to: raise the error of this publisher, which otherwise is in the result.
             reset: let that publisher first delete what it has written; its readers see nothing meanwhile.
+            audited: ask the queries of the setting `audit` first.
         """
-        return publish(self._table) if to is None and not reset else publish_to(self._table, to, reset=reset)
+        if to is None and not reset:
+            return publish(self._table, audited=audited)
+        return publish_to(self._table, to, reset=reset, audited=audited)
 
     # -- rows and columns
 

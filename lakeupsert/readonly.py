@@ -361,7 +361,7 @@ class ReadOnlyTable:
 
         The query can only read these rows. Use `to_duckdb` to join them with files and other tables. Times are UTC.
         """
-        return query(self.view(snapshot), self.name, sql)
+        return query({self.name: self.view(snapshot)}, sql)
 
     def to_spark(
         self,

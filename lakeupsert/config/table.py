@@ -64,13 +64,15 @@ def parse_table(path: str, name: str, raw: dict[str, object]) -> TableSettings:
             "bad-setting", f"{path}: {where}: {_why_unfit(raw, e)}.", next=f"correct that setting in {where}"
         ) from e
     check_values(path, where, settings)
-    large = settings.large
+    large, audit = settings.large, settings.audit
+    files = {name: absolute_address(path, address) for name, address in (audit.files if audit else {}).items()}
     return msgspec.structs.replace(
         settings,
         landing=absolute_address(path, settings.landing),
         processed=absolute_address(path, settings.processed),
         queue=settings.queue if settings.queue == "auto" else absolute_address(path, settings.queue),
         large=large and msgspec.structs.replace(large, queue=absolute_address(path, large.queue)),
+        audit=audit and msgspec.structs.replace(audit, files=files),
     )
 
 

@@ -181,6 +181,16 @@ class GlueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """By default boto3's own."""
 
 
+class AuditSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[tables.NAME.audit]``: queries that must find no row in what readers are to see next, or it is not published."""
+
+    queries: dict[str, str]
+    """A name for each SELECT in DuckDB's SQL. The next snapshot has the table's own name there; what readers see until then is
+    the table ``published``."""
+    files: dict[str, str] = {}
+    """CSV files with a header, for example of control totals, each with the name that it has in the queries."""
+
+
 class LargeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[tables.NAME.large]``: partitions whose merge reads more than ``bytes`` go to a separate queue, for Spark."""
 
@@ -282,6 +292,7 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     schema: dict[str, str] = {}
     """Types of columns, by Spark's or Arrow's names. Other columns get theirs from the first batch."""
     delete: DeleteSettings | None = None
+    audit: AuditSettings | None = None
     large: LargeSettings | None = None
     hive: HiveSettings | None = None
     glue: GlueSettings | None = None
@@ -370,6 +381,12 @@ def cores() -> int:
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {"": TableSettings, "delete": DeleteSettings, "read": ReadSettings}
-SECTIONS |= {"large": LargeSettings, "iceberg": IcebergSettings, "hive": HiveSettings, "glue": GlueSettings}
+SECTIONS |= {
+    "audit": AuditSettings,
+    "large": LargeSettings,
+    "iceberg": IcebergSettings,
+    "hive": HiveSettings,
+    "glue": GlueSettings,
+}
 """The classes of ``[tables.NAME]`` and of its sections."""
 HOOKS = tuple(Hooks.__struct_fields__)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from lakeupsert import clock
 from lakeupsert.errors import LakeupsertError, TryAgainError
+from lakeupsert.pipeline.audit import AuditError
 from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop
@@ -93,7 +94,7 @@ class Rounds:
             self.warn(f"Table {self.table.name!r}: {leader} {self._what}. This process waits until that one ends.")
 
     def repeat(self) -> None:
-        """Go on until ``stop`` is set or ``max_seconds`` are over. It waits while the store does not answer."""
+        """Go on until ``stop`` is set or ``max_seconds`` are over. It waits while the store is away, or an audit fails."""
         options, stop = self._rounds, self._rounds.stop or Stop()
         end = clock.elapsed() + (float("inf") if options.max_seconds is None else options.max_seconds)
         failures, ended_by = 0, ""
@@ -105,7 +106,7 @@ class Rounds:
                     self.once(stop)
                     failures, pause = 0, 0.0 if self.has_more else pause
                     options.trouble("")
-                except TryAgainError as e:
+                except (TryAgainError, AuditError) as e:
                     failures += 1
                     pause = min(options.seconds * 2 ** min(failures, 10), LONGEST_AWAY_SECONDS)
                     options.trouble(e.message)

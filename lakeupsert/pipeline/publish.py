@@ -19,6 +19,7 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.events import Publish
 from lakeupsert.pipeline.append.full_extract import newer_than_extract
+from lakeupsert.pipeline.audit import audit
 from lakeupsert.pipeline.integrity import missing_manifests, refuse_another_entry
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.previews import Preview, shown_version
@@ -61,14 +62,15 @@ class _SnapshotMissingError(Exception):
     """The ledger knows a newer snapshot than the newest that was read: it is lost, or was published just now."""
 
 
-def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
+def publish(table: OpenTable, also: Collection[str] = (), *, audited: bool = True) -> PublishResult:
     """Append the newest possible snapshot. Returns a result also if there was nothing to do.
 
     Args:
         also: partitions that may have a newer version at the same `merged`; the heads of others are not read for that.
+        audited: ask the queries of the setting `audit` first. Raises AuditError if one finds a row.
     """
     begun, held = clock.elapsed(), table.history.objects.held
-    snapshots = _Publisher(table, also)
+    snapshots = _Publisher(table, also, audited)
     published = snapshots.append()
     if published is None and held.leads:
         held.look()  # no create has checked that there is nothing to show
@@ -97,7 +99,7 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
     )
 
 
-def publish_to(table: OpenTable, name: str | None, *, reset: bool) -> PublishResult:
+def publish_to(table: OpenTable, name: str | None, *, reset: bool, audited: bool = True) -> PublishResult:
     """As `publish`, and raises what stops a publisher, which otherwise is in the result. ``reset``: it first deletes what it has
     written, unless it can't show the newest snapshot. Raises ConfigurationError if the table has no such publisher."""
     if name is None:
@@ -107,7 +109,7 @@ def publish_to(table: OpenTable, name: str | None, *, reset: bool) -> PublishRes
             next='name it: `--to delta`, or to="delta"',
         )
     one = publisher(table, name)
-    published = publish(table)
+    published = publish(table, audited=audited)
     newest, standing = table.history.last_snapshot(), published.publishers.get(name)
     if reset and newest is not None and not (standing and standing.is_silent):
         one.check(newest)
@@ -152,6 +154,7 @@ class _Publisher:
 
     table: OpenTable
     also: Collection[str]
+    audited: bool
     last: Link[Snapshot] | None = None
     head: Link[LedgerEntry] | None = None
     stand_in: Link[Snapshot] | None = None
@@ -189,7 +192,10 @@ class _Publisher:
         new = self._whole(last, new, listed)
         if new is None:
             return None
-        return table.history.previews.store(table.history.objects, last.number + 1 if last else 0, new)
+        new = table.history.previews.store(table.history.objects, last.number + 1 if last else 0, new)
+        if self.audited:
+            audit(table, last.body if last else None, new)
+        return new
 
     def _whole(self, last: Link[Snapshot] | None, new: Snapshot | None, listed: Manifests | None) -> Snapshot | None:
         """``new``, unless it would name a missing manifest, and a failed partition holds the night back."""

@@ -3,7 +3,7 @@
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.read.arrow import reader_schema
 from lakeupsert.read.duckdb import RowStream, identifier, literal, relation_of, to_duckdb
 from lakeupsert.read.native import files_to_scan, require
@@ -91,10 +91,10 @@ class QueryResult:
         return f"{text}\n(the first {SHOWN} rows; read_all() reads all)" if known.num_rows > SHOWN else text
 
 
-def query(view: View, name: str, sql: str) -> QueryResult:
-    """The result of one SELECT. It knows the view's rows as the table ``name``, and nothing else.
+def query(tables: Mapping[str, View | pa.Table], sql: str) -> QueryResult:
+    """The result of one SELECT. It knows these tables, and nothing else.
 
-    It can't write and can't open any file but those of the view. Only a SELECT is taken, without table functions that could do
+    It can't write and can't open any file but those of the views. Only a SELECT is taken, without table functions that could do
     more than make rows. Its connection is new and in memory. It has access to no other file, extension or Python object, and its
     settings are locked. Times are UTC.
 
@@ -105,23 +105,34 @@ def query(view: View, name: str, sql: str) -> QueryResult:
     require("duckdb")
     import duckdb
 
-    connection, source = duckdb.connect(), RowStream(view)
+    connection, sources, paths = duckdb.connect(), list[RowStream](), list[str]()
     try:
-        sql = _with_text(sql, _refuse_others(connection, sql), reader_schema(view.spec))
-        files = files_to_scan(view, "DuckDB")
-        rows_of_view = (
-            relation_of(connection, source, reader_schema(view.spec)) if files is None else to_duckdb(view, connection)
-        )
-        rows_of_view.create_view(name)
-        lock(connection, [file.path for some in (files or {}).values() for file in some])
+        schemas = [one.schema if isinstance(one, pa.Table) else reader_schema(one.spec) for one in tables.values()]
+        sql = _with_text(sql, _refuse_others(connection, sql), [field for schema in schemas for field in schema])
+        for (name, one), schema in zip(tables.items(), schemas, strict=True):
+            files = None if isinstance(one, pa.Table) else files_to_scan(one, "DuckDB")
+            if isinstance(one, pa.Table):
+                found = connection.from_arrow(one)
+            elif files is None:
+                sources.append(RowStream(one))
+                found = relation_of(connection, sources[-1], schema)
+            else:
+                found = to_duckdb(one, connection)
+                paths += [file.path for some in files.values() for file in some]
+            found.create_view(name)
+        lock(connection, paths)
         rows = pa.RecordBatchReader.from_stream(_plain(connection.sql(sql)))
     except duckdb.Error as e:
         connection.close()
-        raise source.error or _unfit_query(e, name) from e
+        raise _error_of(sources) or _unfit_query(e, tables) from e
     except BaseException:
         connection.close()
         raise
-    return QueryResult(pa.RecordBatchReader.from_batches(rows.schema, _read(connection, rows, source)))
+    return QueryResult(pa.RecordBatchReader.from_batches(rows.schema, _read(connection, rows, sources)))
+
+
+def _error_of(sources: Iterable[RowStream]) -> LakeupsertError | None:
+    return next((source.error for source in sources if source.error), None)
 
 
 def _refuse_others(connection: "DuckDBPyConnection", sql: str) -> dict[str, object]:
@@ -150,12 +161,12 @@ def _table_functions(parsed: object) -> Iterator[str]:
             yield node["function"]["function_name"].lower()
 
 
-def _with_text(sql: str, parsed: object, schema: pa.Schema) -> str:
+def _with_text(sql: str, parsed: object, fields: Iterable[pa.Field]) -> str:
     """The query with `id = '1'` for `id = 1` where `id` is text, which is what a filter means by it (`read.where`).
 
     DuckDB would convert the column instead: `01` would equal 1, and `A17` would be an error.
     """
-    texts = {field.name.lower() for field in schema if is_text(field.type)}
+    texts = {field.name.lower() for field in fields if is_text(field.type)}
     numbers = set()
     for node in nodes(parsed):
         sides = [node.get("left"), node.get("right"), *node.get("children", ())] if node.get("type") in _EQUAL else []
@@ -214,26 +225,28 @@ def _plain(result: "DuckDBPyRelation") -> "DuckDBPyRelation":
     )
 
 
-def _read(connection: "DuckDBPyConnection", rows: pa.RecordBatchReader, source: RowStream) -> Iterator[pa.RecordBatch]:
+def _read(
+    connection: "DuckDBPyConnection", rows: pa.RecordBatchReader, sources: Iterable[RowStream]
+) -> Iterator[pa.RecordBatch]:
     try:
         yield from rows
     except (pa.ArrowException, OSError) as e:  # DuckDB's errors, as they come through Arrow
-        raise source.error or _unfit_query(e) from e
+        raise _error_of(sources) or _unfit_query(e) from e
     finally:
         rows.close()
         connection.close()
 
 
-def _unfit_query(why: object, name: str = "") -> ConfigurationError:
-    """``name``: the table's, if it may be another than the query has."""
+def _unfit_query(why: object, tables: Iterable[str] = ()) -> ConfigurationError:
+    """``tables``: all of the query, if it may name another one."""
     text = str(why).strip().rstrip(".")
     if "Cannot access file" in text or text.startswith("it uses "):
         step = (
             "join the table with files and other tables in Python, by `Table.to_duckdb(connection)` (docs/engines/DUCKDB.md), or "
             "give DuckDB the rows of `lakeupsert export`"
         )
-    elif name and "Table with name" in text:
-        step = f"name the table {identifier(name)}: the query sees no other"
+    elif tables and "Table with name" in text:
+        step = f"name the table {' or '.join(map(identifier, tables))}: the query sees no other"
     else:
         step = "give one SELECT in DuckDB's SQL; the table has its own name there, and `lakeupsert schema` lists its columns"
     ends_line = text.endswith("^")  # it marks a place in the line above

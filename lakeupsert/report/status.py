@@ -17,6 +17,7 @@ from lakeupsert.pipeline.append.discover import foreign_files, list_landing
 from lakeupsert.pipeline.append.event_order import hollow_deletes, incomplete_creates, misplaced_events
 from lakeupsert.pipeline.append.full_extract import newer_than_extract
 from lakeupsert.pipeline.append.next_spec import contrary_rows, without_operations
+from lakeupsert.pipeline.audit import NOT_ASKED
 from lakeupsert.pipeline.integrity import missing_manifests
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import PublisherStanding, standings
@@ -95,7 +96,7 @@ def status(table: OpenTable) -> Status:
     heads = table.history.heads(wanted)
     behind = {p: p not in heads or heads[p].body.merged < batch for p, batch in wanted.items()}
     failed = {p: mark.reason for p, dirty in behind.items() if dirty and p in heads and (mark := heads[p].body.failed)}
-    if snapshot is not None and behind and not any(behind.values()):  # why does nobody publish?
+    if (is_merged := bool(behind) and not any(behind.values())) and snapshot is not None:  # why does nobody publish?
         missing = missing_manifests(table.history.objects, {snapshot.number: body})
         failed |= {partition: str(error) for partition, error in missing.items()}
     queue: QueueStats | None = QueueStats(0, 0, 0)
@@ -142,7 +143,7 @@ def status(table: OpenTable) -> Status:
             *contrary_rows(table.declaration, headers),
             *([holds_a_table(table.resources.landing_log)] if table.resources.landing_log else []),
             *(*queue_warning, *_removed(table), *foreign_files([one.name for one in landed if one.is_foreign])),
-            *fresh.troubles,
+            *(*fresh.troubles, *((NOT_ASKED,) if table.settings.audit and is_merged else ())),
         ),
     )
 

@@ -19,8 +19,11 @@ from lakeupsert.config import PublisherName
 )
 @click.option("--reset", is_flag=True, help="Delete what the publisher has written, and start over.")
 @click.option("--untag", metavar="NAME", help="Remove this tag.")
+@click.option("--without-audit", is_flag=True, help="Do not ask the queries of the setting `audit`.")
 @log_option
-def publish(call: Call, tag: str | None, to: PublisherName | None, reset: bool, untag: str | None) -> Answer:
+def publish(
+    call: Call, tag: str | None, to: PublisherName | None, reset: bool, untag: str | None, without_audit: bool
+) -> Answer:
     """Show readers the newest batch merged in every partition.
 
     \b
@@ -34,7 +37,7 @@ def publish(call: Call, tag: str | None, to: PublisherName | None, reset: bool, 
             refuse_unfit_tag(tag)
         if untag is not None:
             table.tag(untag, None)
-        published = table.publish(to=to, reset=reset)
+        published = table.publish(to=to, reset=reset, audited=not without_audit)
         if tag is not None:
             table.tag(tag)
         result, facts = output.publish_result(published), output.publish_facts(published)
