@@ -181,7 +181,7 @@ def test_a_cut_pack_is_damaged(left: int, files: list[DataFile], tmp_path: Path)
 def test_threads_share_the_footers(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(packs, "KEPT_BYTES", 6000)
+    monkeypatch.setattr(packs, "KEPT_BYTES", 60_000)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     request.addfinalizer(lambda: sys.setswitchinterval(interval))
@@ -192,6 +192,17 @@ def test_threads_share_the_footers(
     with ThreadPoolExecutor(8) as pool:
         found = pool.map(lambda number: packs.open_pack(store, files[number % 8].name).rows.tolist(), range(500))
         assert list(found) == [[0, 2]] * 500
+
+
+def test_parsed_footers_count_as_memory(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "KEPT_BYTES", 60_000)
+    for number in range(8):
+        with PackWriter(store, f"{number}.pack", SCHEMA, Footer("t", "appended", "1", 0), SPEC) as pack:
+            pack.write_file([rows(number, 2)], WHOLE)
+        packs.open_pack(store, f"{number}.pack")
+    kept = packs._packs[store].values()
+    assert sum(12 * one.metadata.serialized_size for one in kept) <= 60_000
+    assert len(kept) > 1
 
 
 def test_the_footer_has_bounds_of_keys_only(store: LocalStore) -> None:
