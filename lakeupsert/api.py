@@ -13,6 +13,7 @@ from lakeupsert.config import PublisherName
 from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
 from lakeupsert.operations.adopt import AdoptResult, adopt
 from lakeupsert.operations.backup import CopyResult, backup, recover
+from lakeupsert.operations.changes import Changes, changes, changes_to_spark
 from lakeupsert.operations.compact import compact
 from lakeupsert.operations.fsck import FsckResult, fsck
 from lakeupsert.operations.ingest import IngestOptions, ingest
@@ -44,7 +45,7 @@ from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.types import named_type
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["EngineName", "HostName", "ReprocessResult", "RunResult", "SnapshotFigures", "StatementResult", "Table"]
 
@@ -287,6 +288,22 @@ class Table(ReadOnlyTable):
     def redrive(self, selected: Callable[[str], bool] = lambda partition: True) -> RedriveResult:
         """Return the dead letters of the selected partitions to the queue, and delete those of merged partitions."""
         return redrive(self._table, selected)
+
+    def changes(self, since: str | int | date | None, until: str | int | date = "published") -> Changes:
+        """Read the rows that changed behind one snapshot (None: before the first) up to another one.
+
+        Name your position by a tag, which also keeps its snapshot: ``found = table.changes("mirror")``, read ``found.rows``, then
+        ``table.tag("mirror", found.snapshot)``.
+        """
+        history = self._table.history
+        return changes(history.objects, history.existing_spec(), since, until)
+
+    def changes_to_spark(
+        self, spark: "SparkSession", since: str | int | date | None, until: str | int | date = "published"
+    ) -> "tuple[DataFrame, int | None]":
+        """As `changes`: a Spark DataFrame, and the number of the later snapshot."""
+        history = self._table.history
+        return changes_to_spark(spark, history.objects, history.existing_spec(), since, until)
 
     def fsck(
         self, *, deep: bool = False, host: HostName = "local", progress: Callable[[str], None] = lambda text: None

@@ -128,20 +128,31 @@ def diff(
         ConfigurationError: ``key`` names another column, or a value does not fit.
         DamagedTableError: a manifest or data file is missing or damaged.
     """
-    newer = max(before, after, key=lambda view: view.snapshot.spec_version).spec
+    views = under_newer_spec(before, after)
+    newer = views[0].spec
     where = key_condition(name, newer, key) if key else None
     kept = newer.names_by_id
     dropped = {f.name: None for view in (before, after) for f in view.spec.schema if field_id(f) not in kept}
-    views = (replace(before, spec=newer), replace(after, spec=newer))
     found = []
-    for partition in _changed_partitions(views, where):
-        one = _diff_partition(views, where, partition, collect)
+    for partition in changed_partitions(views, where):
+        pairs, repeated = compare_partition(views, where, partition)
+        counts = Counter[Change]()
+        for some in pairs:
+            counts.update(dict(zip(CHANGES, some.counts, strict=True)))
+            if collect is not None:
+                collect(some.table(partition, newer))
+        one = PartitionDifference(partition, counts["inserted"], counts["updated"], counts["deleted"], repeated)
         if one != PartitionDifference(partition):
             found.append(one)
     return Difference(tuple(found), tuple(dropped))
 
 
-def _changed_partitions(views: Views, where: str | None) -> Iterator[str]:
+def under_newer_spec(before: View, after: View) -> Views:
+    newer = max(before, after, key=lambda view: view.snapshot.spec_version).spec
+    return replace(before, spec=newer), replace(after, spec=newer)
+
+
+def changed_partitions(views: Views, where: str | None) -> Iterator[str]:
     """Partitions that may have a row of the filter, and another version in each view, in their order."""
     before, after = (view.snapshot.partitions for view in views)
     for partition in partitions_of(views[0].spec, {*before, *after}, where):
@@ -151,9 +162,8 @@ def _changed_partitions(views: Views, where: str | None) -> Iterator[str]:
             yield partition
 
 
-def _diff_partition(
-    views: Views, where: str | None, partition: str, collect: Callable[[Rows], object] | None
-) -> PartitionDifference:
+def compare_partition(views: Views, where: str | None, partition: str) -> tuple[Iterator["Pairs"], int]:
+    """The keys that differ, some at a time in their order, and `PartitionDifference.repeated`."""
     spec = views[0].spec
     files = [list(v.files(where, partition)) if partition in v.snapshot.partitions else [] for v in views]
     streams, repeated = [], 0
@@ -161,14 +171,16 @@ def _diff_partition(
         rows, older = _in_key_order(view, own, where)
         streams.append(rows)
         repeated += older
-    empty, counts = reader_schema(spec).empty_table(), Counter[Change]()
-    for window in windows(streams, spec.stored_key):
-        old, new = (pa.Table.from_batches([window[n]]) if n in window else empty for n in range(2))
-        pairs = _compare(old, new, spec)
-        counts.update(dict(zip(CHANGES, pairs.counts, strict=True)))
-        if collect is not None and len(pairs.before):
-            collect(pairs.table(partition, spec))
-    return PartitionDifference(partition, counts["inserted"], counts["updated"], counts["deleted"], repeated)
+    empty = reader_schema(spec).empty_table()
+
+    def compare() -> Iterator[Pairs]:
+        for window in windows(streams, spec.stored_key):
+            old, new = (pa.Table.from_batches([window[n]]) if n in window else empty for n in range(2))
+            pairs = _compare(old, new, spec)
+            if len(pairs.before):
+                yield pairs
+
+    return compare(), repeated
 
 
 def _without_shared(views: Views, files: Sequence[Sequence[ViewFile]]) -> tuple[list[ViewFile], list[ViewFile]]:
@@ -205,7 +217,7 @@ def _in_key_order(view: View, files: Sequence[ViewFile], where: str | None) -> t
 
 
 @dataclass(frozen=True)
-class _Pairs:
+class Pairs:
     """The keys that differ among some ``rows``. For each, the index of its row before and after, or -1."""
 
     rows: Rows
@@ -241,7 +253,7 @@ def _structs(rows: Rows, absent: Mask) -> pa.StructArray:
     return pa.StructArray.from_arrays(columns, fields=list(rows.schema), mask=pa.array(absent))
 
 
-def _compare(old: Rows, new: Rows, spec: TableSpec) -> _Pairs:
+def _compare(old: Rows, new: Rows, spec: TableSpec) -> Pairs:
     """Find the keys whose rows differ. Each key is at most once in ``old`` and in ``new``."""
     rows = pa.concat_tables([old, new])
     order = sort_by_key(rows, spec.stored_key).to_numpy().astype(np.int64)  # stable: the old row of a key comes first
@@ -253,7 +265,7 @@ def _compare(old: Rows, new: Rows, spec: TableSpec) -> _Pairs:
     after = np.where(paired, following, np.where(is_old, -1, first))
     others = [name for name in rows.schema.names if name not in (*spec.stored_key, *spec.partition_by)]
     paired[paired] = _are_equal(rows, others, before[paired], after[paired])
-    return _Pairs(rows, before[~paired], after[~paired])
+    return Pairs(rows, before[~paired], after[~paired])
 
 
 def _are_equal(rows: Rows, names: Sequence[str], one: Indices, other: Indices) -> Mask:

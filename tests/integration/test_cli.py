@@ -69,6 +69,7 @@ COMMANDS = [
         "delete",
         "try",
         "fsck",
+        "changes",
         "backup",
         "recover",
     ),
