@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeupsert.decoding import convert, decoder_of
+from lakeupsert.decoding import UNREADABLE, convert, decoder_of
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.publishers import create_once
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
@@ -218,7 +218,7 @@ class DeltaLog:
         name = commit_name(version)
         try:
             actions = decoder_of(Action).decode_lines(self.store.get(name))
-        except (NotFoundError, msgspec.DecodeError) as e:
+        except (NotFoundError, *UNREADABLE) as e:
             raise self._foreign(version, f"can't be read ({e})") from e
         if not any(a.txn and (a.txn.app_id, a.txn.version) == (self._table_id, version) for a in actions):
             raise self._foreign(version, "was not written by this table's publisher")
@@ -267,7 +267,7 @@ class DeltaLog:
         """The checkpoint that `_last_checkpoint` names; None if it names none."""
         try:
             return decoder_of(_Hint).decode(self.store.get(_LAST)).version
-        except (NotFoundError, msgspec.DecodeError):
+        except (NotFoundError, *UNREADABLE):
             return None
 
     def _from_checkpoint(self, version: int) -> State:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lakeupsert.decoding import decoder_of
+from lakeupsert.decoding import UNREADABLE, decoder_of
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.phrases import install_extra
 from lakeupsert.queue.base import NOTHING_DONE, DeadLetter, Lease, Message, MessageError, QueueStats
@@ -189,7 +189,7 @@ class AzureQueue(ServiceQueue["QueueMessage"]):
         body = _decode(letter.content)
         try:  # another program may have written it
             found = decoder_of(_Letter).decode(body)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             found = _Letter()
         receives = found.receives if found.receives is not None else MAX_RECEIVES + 1
         reason = found.reason or f"given up without a reason after {receives} receives, usually by the Functions host"

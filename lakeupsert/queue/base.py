@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from lakeupsert.decoding import decoder_of
+from lakeupsert.decoding import UNREADABLE, decoder_of
 from lakeupsert.errors import ConfigurationError
 
 
@@ -50,7 +50,7 @@ class Message(msgspec.Struct, frozen=True):
         """Raises MessageError if the body is damaged or from a later version. Unknown fields are ignored."""
         try:
             content = _decode(body)
-        except msgspec.MsgspecError as e:
+        except UNREADABLE as e:
             raise MessageError(
                 "unreadable-message",
                 f"A message on the queue can't be read: {e}. Expected version 1 (`v`) with `table`, `partition` and "

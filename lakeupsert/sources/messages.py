@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from lakeupsert.decoding import decoder_of
+from lakeupsert.decoding import UNREADABLE, decoder_of
 
 TIMESTAMP = "__kafka_timestamp"
 COLUMNS = ("__kafka_topic", "__kafka_partition", "__kafka_offset", TIMESTAMP, "__kafka_key")
@@ -16,7 +16,6 @@ TOMBSTONE = "__kafka_tombstone"
 """The column that is true in the row of a tombstone, and that no other row has."""
 _WHITE = b" \t\r\n"
 _any, _raw = decoder_of(object), decoder_of(msgspec.Raw)
-_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def line_of(value: bytes, more: Mapping[str, object]) -> bytes:
@@ -31,7 +30,7 @@ def line_of(value: bytes, more: Mapping[str, object]) -> bytes:
     if b"\n" in text:
         try:
             _raw.decode(text)
-        except _NOT_JSON:
+        except UNREADABLE:
             return refused_line(value)
         text = text.replace(b"\n", b" ")  # no text within JSON has one
     if more and text[-1:] == b"}":
@@ -60,7 +59,7 @@ def key_of(data: bytes | None) -> object:
     """A message's key: an object or a text of JSON, else its text."""
     if data is None:
         return None
-    with suppress(*_NOT_JSON):
+    with suppress(*UNREADABLE):
         if type(value := _any.decode(data)) in (dict, str):
             return value
     return data.decode(errors="backslashreplace")

@@ -21,7 +21,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from lakeupsert import clock
-from lakeupsert.decoding import decoder_of
+from lakeupsert.decoding import UNREADABLE, decoder_of
 from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
 from lakeupsert.retries import CHAIN_ATTEMPTS, LOST_PAUSE_SECONDS, SEND_PAUSE_SECONDS, SENDS
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
@@ -308,7 +308,7 @@ class Chain(Generic[Body]):
             body = decoder_of(self._body_type).decode(envelope.body)
             datetime.fromisoformat(envelope.written_at)
             self._parse(body, self._store.uri(name))
-        except (msgspec.MsgspecError, ValueError, KeyError, OSError) as e:  # OSError: Arrow's, of a stream cut short
+        except (*UNREADABLE, ValueError, KeyError, OSError) as e:  # OSError: Arrow's, of a stream cut short
             raise metadata.damaged(self._store.uri(name), what, str(e)) from e
         return Link(number, envelope.write_id, envelope.parent, envelope.written_at, body, read_at)
 

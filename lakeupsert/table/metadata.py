@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from lakeupsert.decoding import Content, decoder_of
+from lakeupsert.decoding import UNREADABLE, Content, decoder_of
 from lakeupsert.errors import DamagedTableError
 
 FROM_BACKUP = "restore that object from a backup or from the bucket's own versions"
@@ -38,7 +38,7 @@ def decode(data: bytes, type_: type[Content], where: Callable[[], str], what: st
         if end[1] != _digest_of(data[: end.start()]):
             raise ValueError("its digest does not match its bytes")
         return decoder_of(type_).decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+    except (*UNREADABLE, ValueError) as e:
         raise damaged(where(), what, str(e), next) from e
 
 

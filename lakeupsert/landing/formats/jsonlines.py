@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakeupsert.config import Reading
-from lakeupsert.decoding import decoder_of
+from lakeupsert.decoding import UNREADABLE, decoder_of
 from lakeupsert.landing.formats import blocks, connect, dominant
 from lakeupsert.landing.formats.blocks import (
     Columns,
@@ -60,7 +60,6 @@ _HEAD_BYTES = 1 << 8  # enough to see whether a file is an array
 _SHARE = 4  # a line as Python objects takes several times the memory of its text
 _NAN = re.compile(rb"[:\[,]\s*-?(?:NaN|Infinity)\b")
 _NO_NUMBER = ". NaN and Infinity are not JSON: the program that writes the file must write null or text for them."
-_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Stated(msgspec.Struct, forbid_unknown_fields=True):
@@ -224,7 +223,7 @@ def _all_blocks(source: Source, file: LandingInput, reading: Reading) -> Iterato
         with _no_collection():
             try:
                 rows = list(map(decode, found.texts)) if unwrap is None else []
-            except _NOT_JSON:
+            except UNREADABLE:
                 rows = []
             if set(map(type, rows)) == {dict}:
                 block = JsonBlock(rows, found.texts, places, (), part)
@@ -270,7 +269,7 @@ def decode_each(
         try:
             value, schema = _decode_stated(text) if stated and unwrap else (decode(text), b"")
             found: Sequence[object] = unwrap(value) if unwrap else [value]
-        except _NOT_JSON as e:
+        except UNREADABLE as e:
             found = [NoEnvelopeError(f"Not JSON: {e}{_NO_NUMBER if _NAN.search(text) else ''}")]
         except NoEnvelopeError as e:
             found = [e]
@@ -298,7 +297,7 @@ def decode_each(
 
 def _decode_stated(text: bytes) -> tuple[object, bytes]:
     """A message, and the text of its schema; no text if it has no schema, or more than that."""
-    with suppress(*_NOT_JSON):
+    with suppress(*UNREADABLE):
         parts = _stated.decode(text)
         schema = bytes(parts.schema)
         return {"schema": _schema(schema), "payload": decode(parts.payload)}, schema
