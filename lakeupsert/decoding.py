@@ -11,7 +11,7 @@ import msgspec
 
 Content = TypeVar("Content")
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises for bytes of others: no JSON or other fields, no UTF-8, too many brackets."""
+"""The errors of decoders for bytes of others: no JSON or other fields, no UTF-8, too many brackets."""
 _first_use = threading.Lock()
 
 

@@ -11,7 +11,7 @@ import msgspec
 from lakeupsert.config.addresses import absolute_address
 from lakeupsert.config.check import check_values
 from lakeupsert.config.messages import refuse_unknown_keys, toml_key
-from lakeupsert.config.types import SECTIONS, DialectSettings, GroupSettings, TableSettings
+from lakeupsert.config.types import AUDIT_PUBLISHED, SECTIONS, DialectSettings, GroupSettings, TableSettings
 from lakeupsert.decoding import convert
 from lakeupsert.errors import ConfigurationError
 
@@ -65,6 +65,16 @@ def parse_table(path: str, name: str, raw: dict[str, object]) -> TableSettings:
         ) from e
     check_values(path, where, settings)
     large, audit = settings.large, settings.audit
+    for known in sorted({*(audit.files if audit else ()), *([name] if audit else ())}):
+        taken = [AUDIT_PUBLISHED, *([name] if known != name else [])]
+        if known.lower() in map(str.lower, taken):
+            raise ConfigurationError(
+                "bad-setting",
+                f"{path}: {where}: in the queries of `audit`, {known!r} is the name of two tables.",
+                next=f"rename the control file below [tables.{toml_key(name)}.audit]"
+                if known != name
+                else "call the table otherwise, or leave `audit` out",
+            )
     files = {name: absolute_address(path, address) for name, address in (audit.files if audit else {}).items()}
     return msgspec.structs.replace(
         settings,

@@ -181,6 +181,10 @@ class GlueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """By default boto3's own."""
 
 
+AUDIT_PUBLISHED = "published"
+"""In the queries of an audit, the table that readers see now."""
+
+
 class AuditSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[tables.NAME.audit]``: queries that must find no row in what readers are to see next, or it is not published."""
 

@@ -10,8 +10,9 @@ depends on the order of copying: the ledger names snapshots and snapshots name b
 between two of them.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -33,6 +34,9 @@ COPY_BYTES = 8 << 20
 """Bytes of an object in memory. Fewer: more calls."""
 _OF_OTHERS = (f"{HOME}/sources/", f"{HOME}/batches/")
 """`capture` and `serve` read them when they start: which changes have landed?"""
+
+_OF_A_TABLE = (f"{HOME}/reading/", f"{HOME}/leases/", f"{HOME}/upkeep/", LOCAL_QUEUE)
+"""Names of objects that a table at work has, and no copy."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +75,26 @@ def backup(table: OpenTable, output: str, progress: Callable[[str], None] = lamb
     for _ in needed.buckets():
         pass
     ledger = table.history.objects.ledger
-    of_others = {name for name in needed.sizes if name.startswith(_OF_OTHERS) and "/leases/" not in name}
+    entries = [ledger.name(number) for number in range(needed.batch + 1)]
+    files = {name: needed.sizes[name] for name in sorted(needed.files)}
+    # A ledger entry has the id of the one before. So if the newest one that both have is the same, all are.
+    newest = ledger.name(min(needed.batch, last.body.batch))
+    sizes = files | {name: needed.sizes[name] for name in entries if name != newest and name in needed.sizes}
+    is_needed = partial(_is_needed, copy)
+    copying = _Copying(table.resources, table.resources.store, copy.store, sizes, is_needed, _PARTED, progress)
+    of_others = {name for name in needed.sizes if name.startswith(_OF_OTHERS) and "leases" not in name.split("/")[3:4]}
+    needed.look(
+        "the backup", lambda: copying.copy([*files, *entries, *needed.metadata.difference(entries), *of_others])
+    )
     entry = BackupEntry(
         table_id=last.body.table_id,
         snapshot=needed.snapshots[0] if needed.snapshots else None,
         batch=needed.batch,
-        metadata=sorted(name for name in needed.metadata | of_others if not name.startswith(ledger.prefix)),
-        files={name: needed.sizes[name] for name in sorted(needed.files)},
+        metadata=sorted((needed.metadata | of_others) - {*entries} - copying.trimmed),
+        files=files,
     )
-    copying = _Copying(table.resources, table.resources.store, copy.store, entry, progress)
-    # An entry has the id of the one before. So if the last one is the same, all are.
-    new = [ledger.name(number) for number in range(max(last.body.batch, 0), entry.batch + 1)]
-    needed.look("the backup", lambda: copying.copy([*entry.files, *new, *entry.metadata]))
     appended = copy.backups.extend(lambda head: entry if head is None or head.body != entry else None)
-    return copying.result(appended.number if appended else last.number)
+    return copying.result(appended.number if appended else last.number, entry)
 
 
 def recover(
@@ -100,21 +110,21 @@ def recover(
     copy = TableObjects(open_store(address))
     chosen = _choose(copy, address, number)
     store, objects = table.resources.store, table.history.objects
-    if objects.specs.head() is not None:
+    copying = _Copying(table.resources, copy.store, store, chosen.body.files, lambda name: True, _EMPTY_ZONE, progress)
+    entries = [objects.ledger.name(number) for number in range(chosen.body.batch + 1)]
+    spec = min(name for name in chosen.body.metadata if name.startswith(objects.specs.prefix))  # the newest
+    if spec in copying.there:
         raise ConfigurationError(
             "already-a-table",
             f"{store.uri()} is a table already. Nothing was copied.",
             next="name an empty folder in `processed`",
         )
-    copying = _Copying(table.resources, copy.store, store, chosen.body, progress)
-    entries = [objects.ledger.name(number) for number in range(chosen.body.batch + 1)]
     others = copying.there.keys() - {*entries, *chosen.body.metadata, *chosen.body.files}
     if other := min((name for name in others if not name.startswith(LOCAL_QUEUE)), default=None):
-        raise _others(f"{store.uri(other)} is not of that backup", "name an empty folder in `processed`")
-    specs = [name for name in chosen.body.metadata if name.startswith(objects.specs.prefix)]
-    copying.copy([*chosen.body.files, *entries, *sorted({*chosen.body.metadata} - {*specs})])
-    copying.copy(specs)  # last: without one there is no table
-    return copying.result(chosen.number)
+        raise _others(f"{store.uri(other)} is not of that backup", _EMPTY_ZONE)
+    copying.copy([*chosen.body.files, *entries, *sorted({*chosen.body.metadata} - {spec})])
+    copying.copy([spec])
+    return copying.result(chosen.number, chosen.body)
 
 
 class _Copying:
@@ -122,6 +132,7 @@ class _Copying:
 
     Attributes:
         there: the bytes of each object that was at the other address before.
+        trimmed: names of objects of `capture` that it has deleted meanwhile, since it needs them no longer.
     """
 
     def __init__(
@@ -129,12 +140,21 @@ class _Copying:
         resources: Resources,
         source: ObjectStore,
         target: ObjectStore,
-        entry: BackupEntry,
+        sizes: Mapping[str, int],
+        is_needed: Callable[[str], bool],
+        advice: str,
         progress: Callable[[str], None],
     ) -> None:
+        """
+        Args:
+            sizes: bytes of objects whose name and size say what they are. Others are compared byte by byte.
+            is_needed: whether an object that differs must stay. Otherwise it is replaced.
+            advice: if it must.
+        """
         self._resources, self._source, self._target, self._progress = resources, source, target, progress
-        self._entry = entry
-        self.there = {found.name: found.size for found in target.list("")}
+        self._sizes, self._is_needed, self._advice = sizes, is_needed, advice
+        self.there = {found.name: found.size for found in self._target.list("")}
+        self.trimmed: set[str] = set()
         self._objects = self._bytes = self._kept = 0
 
     def copy(self, names: Collection[str]) -> None:
@@ -146,39 +166,44 @@ class _Copying:
             self._objects, self._bytes = self._objects + len(copied), self._bytes + sum(copied)
             self._kept += len(some) - len(copied)
 
-    def result(self, number: int) -> CopyResult:
-        entry = self._entry
+    def result(self, number: int, entry: BackupEntry) -> CopyResult:
         return CopyResult(number, entry.snapshot, entry.batch, self._objects, self._bytes, self._kept)
 
     def _copy(self, name: str) -> int | None:
-        """Returns the bytes; None if the object is there."""
+        """Returns the bytes; None if nothing was to copy."""
         if name in self.there:
-            self._refuse_other(name)
-            return None
-        size, expected = 0, self._entry.files.get(name)
+            if self._is_same(name):
+                return None
+            if self._is_needed(name):
+                raise self._differs(name)
+            self._target.delete([name])
+        size = 0
         try:
-            with explain_damage(self._source, name), self._source.open(name) as data, self._target.write(name) as sink:
+            with self._target.write(name) as sink, explain_damage(self._source, name), self._source.open(name) as data:
                 while chunk := data.read(COPY_BYTES):
                     sink.write(chunk)
                     size += len(chunk)
-                if expected not in (None, size):
-                    raise pa.ArrowInvalid(f"it has {size:,} bytes, not {expected:,}")
+                if self._sizes.get(name, size) != size:
+                    raise pa.ArrowInvalid(f"it has {size:,} bytes, not {self._sizes[name]:,}")
         except FileExistsError:  # another call was faster
-            self._refuse_other(name)
+            if self._is_same(name):
+                return None
+            raise self._differs(name) from None
+        except DamagedTableError:
+            if not name.startswith(_OF_OTHERS) or self._source.head(name) is not None:
+                raise
+            self.trimmed.add(name)
             return None
         return size
 
-    def _refuse_other(self, name: str) -> None:
-        """Raises RefusedError if the two objects of that name differ. The names of files are never used twice, numbers are."""
-        if name in self._entry.files:
-            is_same = self.there.get(name, self._entry.files[name]) == self._entry.files[name]
-        else:
-            is_same = self._target.get(name) == self._source.get(name)
-        if not is_same:
-            raise _others(
-                f"{self._target.uri(name)} differs from {self._source.uri(name)}",
-                "use an empty folder; backups that are there stay as they are",
-            )
+    def _is_same(self, name: str) -> bool:
+        """Whether the two objects of a name are equal. The names of files are never used twice, numbers are."""
+        if name in self._sizes:
+            return self.there.get(name, self._sizes[name]) == self._sizes[name]
+        return self._target.get(name) == self._source.get(name)
+
+    def _differs(self, name: str) -> RefusedError:
+        return _others(f"{self._target.uri(name)} differs from {self._source.uri(name)}", self._advice)
 
 
 def _begin(copy: TableObjects, table_id: str, output: str) -> Link[BackupEntry]:
@@ -194,12 +219,23 @@ def _begin(copy: TableObjects, table_id: str, output: str) -> Link[BackupEntry]:
     return head
 
 
+def _is_needed(copy: TableObjects, name: str) -> bool:
+    """Whether a backup needs the object, or somebody has used the copy as a table. A backup that broke off has left others."""
+    if any(next(iter(copy.store.list(sign, limit=1)), None) for sign in _OF_A_TABLE):
+        return True
+    number = copy.ledger.number(name) if name.startswith(copy.ledger.prefix) else None
+    entries = (link.body for link in copy.backups.between(-1, copy.backups.newest_number() or 0))
+    return any(
+        name in one.files or name in one.metadata or (number is not None and number <= one.batch) for one in entries
+    )
+
+
 def _choose(copy: TableObjects, address: str, number: int | None) -> Link[BackupEntry]:
     head = copy.backups.head()
     count = head.number if head else 0
     chosen = head if number is None else copy.backups.get(number)
     if chosen is None or chosen.number == 0:
-        there = f"it has backups 1 to {count}" if count else "it has none that is whole"
+        there = f"it has backups 1 to {count}" if count else "no backup to this address has ended"
         raise ConfigurationError(
             "no-backup",
             f"{address} has no {'backup' if number is None else f'backup {number}'}: {there}. Nothing was copied.",
@@ -208,12 +244,17 @@ def _choose(copy: TableObjects, address: str, number: int | None) -> Link[Backup
     return chosen
 
 
+_EMPTY_ZONE = "name an empty folder in `processed`"
+_PARTED = (
+    "give another --output, which is empty: after damage that was repaired, or after `recover --number`, a table is another one "
+    "than its earlier backups"
+)
 _EMPTY = "give an --output that is empty, or that has backups of this table"
 
 
 def _others(found: str, advice: str) -> RefusedError:
     return RefusedError(
-        "not-a-backup", f"{found}. Something else wrote it. Objects that were there stay as they are.", next=advice
+        "not-a-backup", f"{found}. Nothing that was there is changed, and backups there stay whole.", next=advice
     )
 
 

@@ -200,10 +200,13 @@ class Needed:
         if partition in self._due:
             merged, chain = shown.merged_in_chain if shown else -1, self._objects.partition(partition)
             head = self.look("the next snapshot", chain.head)
-            if head is not None and merged <= head.body.merged <= self.batch:  # else it is newer than this walk
-                self.metadata.add(chain.name(head.number))
-                yield from self._buckets("the next snapshot", spec, head.body)
-                merged = head.body.merged
+            first = shown.version + 1 if shown else 0
+            for number in range(first, head.number + 1 if head else first):  # a later snapshot counts what each changed
+                found = self.look("the next snapshot", partial(chain.get, number))
+                if found is not None and merged <= found.body.merged <= self.batch:  # else newer than this walk
+                    self.metadata.add(chain.name(number))
+                    yield from self._buckets("the next snapshot", spec, found.body)
+                    merged = found.body.merged
             ranges.append((merged, self._due[partition]))
         for low, high in ranges:
             for link in self.look("the next merges", partial(self._history.entries, low, high)) or ():

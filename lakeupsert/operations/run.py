@@ -21,6 +21,7 @@ from lakeupsert.operations.vacuum import vacuum
 from lakeupsert.pipeline.append.append import append
 from lakeupsert.pipeline.append.commit import AppendResult
 from lakeupsert.pipeline.append.discover import AppendOptions, BatchOptions, read_heads
+from lakeupsert.pipeline.audit import AuditError
 from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
@@ -123,6 +124,8 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
     try:
         merged, published = merge_and_publish(table, drain, progress)
     except LakeupsertError as e:
+        if isinstance(e, AuditError) and refused is not None:
+            raise refused from e  # what was refused may be the correction
         e.data_changed |= appended is not None or (refused is not None and refused.data_changed)
         raise
     if refused is not None:

@@ -16,7 +16,7 @@ up behind a fence: `commit` and `dedupe`.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
@@ -43,6 +43,8 @@ VERSIONS_KEPT = timedelta(days=7)
 """Younger versions are kept: a stalled writer must not take a number that once existed."""
 ORPHANS_KEPT = timedelta(hours=1)
 """Younger files that no version ever named are kept: most belong to a running merge, which a fence would undo."""
+SKEW = timedelta(hours=1)
+"""How far the store's clock may be from ours. Larger: versions of more hours are read for their own times."""
 ORPHANED_PACKS_KEPT = timedelta(days=1)
 """The same for files of `append`, which takes a whole night, while a merge takes one partition."""
 UNITS_KEPT = timedelta(days=1)
@@ -290,7 +292,10 @@ class _Survey:
         if unnamed:
             # Readers of `latest` and merges started from the newest version of then, which no snapshot may show.
             for number, successor in pairwise(versions):
-                if not self._is_older(stored[successor], self._table.settings.retention) and number not in needed:
+                if number in needed or self._is_older(stored[successor], self._table.settings.retention + SKEW):
+                    continue
+                after = self._version(partition, successor)
+                if after and self._now - datetime.fromisoformat(after.link.written_at) < self._table.settings.retention:
                     needed.add(number)
                     named.update(self._data(partition, number))
             unnamed = [found for found in unnamed if found.name not in named]

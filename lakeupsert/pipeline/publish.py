@@ -19,7 +19,7 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.events import Publish
 from lakeupsert.pipeline.append.full_extract import newer_than_extract
-from lakeupsert.pipeline.audit import audit
+from lakeupsert.pipeline.audit import AuditError, audit
 from lakeupsert.pipeline.integrity import missing_manifests, refuse_another_entry
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.previews import Preview, shown_version
@@ -67,11 +67,19 @@ def publish(table: OpenTable, also: Collection[str] = (), *, audited: bool = Tru
 
     Args:
         also: partitions that may have a newer version at the same `merged`; the heads of others are not read for that.
-        audited: ask the queries of the setting `audit` first. Raises AuditError if one finds a row.
+        audited: ask the queries of the setting `audit` first. Without them, it also shows what a reprocess repaired.
+
+    Raises AuditError: a query finds a row, or can't be asked.
     """
+    if not audited and (shown := table.history.last_snapshot()):
+        also = shown.body.partitions
     begun, held = clock.elapsed(), table.history.objects.held
     snapshots = _Publisher(table, also, audited)
-    published = snapshots.append()
+    try:
+        published = snapshots.append()
+    except AuditError:
+        catch_up(table)  # with what is published
+        raise
     if published is None and held.leads:
         held.look()  # no create has checked that there is nothing to show
         if unpublished(table.history, table.history.last_snapshot(), table.history.newest_entry()):
@@ -109,7 +117,14 @@ def publish_to(table: OpenTable, name: str | None, *, reset: bool, audited: bool
             next='name it: `--to delta`, or to="delta"',
         )
     one = publisher(table, name)
-    published = publish(table, audited=audited)
+    try:
+        published = publish(table, audited=audited)
+    except AuditError:
+        if reset and (newest := table.history.last_snapshot()):
+            one.check(newest)
+            one.reset()
+            catch_up_one(table, name, newest)
+        raise
     newest, standing = table.history.last_snapshot(), published.publishers.get(name)
     if reset and newest is not None and not (standing and standing.is_silent):
         one.check(newest)

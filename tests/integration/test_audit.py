@@ -1,6 +1,7 @@
 """The setting `audit`: a night in which a query finds a row is held, until it is repaired or let pass."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 from lakeupsert.cli import main
+from lakeupsert.config.load import parse
 from lakeupsert.config.types import AuditSettings
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline.audit import NOT_ASKED, AuditError
 from lakeupsert.pipeline.publish import PublishResult
 from lakeupsert.pipeline.stop import Stop
-from tests.harness.lake import Lake, row
+from tests.harness.lake import Lake, delta_rows, row
 
 GOOD = [row(f"k{n}", n % 3, 1, 10 + n) for n in range(30)]
 BAD_NIGHTS: dict[str, tuple[str, list[Any]]] = {
@@ -107,22 +109,104 @@ def test_a_correction_and_a_withdrawal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sql", "missing", "code"),
+    ("sql", "missing"),
     [
-        ("SELECT * FROM nowhere", False, "unfit-query"),
-        ("SELECT * FROM read_csv('/etc/passwd')", False, "unfit-query"),
-        ("SELECT * FROM control", True, "unfit-control-file"),
+        ("SELECT * FROM nowhere", False),
+        ("SELECT * FROM read_csv('/etc/passwd')", False),
+        ("SELECT k::int FROM t", False),
+        ("SELECT * FROM control", True),
     ],
 )
-def test_an_audit_that_can_not_be_asked_holds_the_night(tmp_path: Path, sql: str, missing: bool, code: str) -> None:
+def test_an_audit_that_can_not_be_asked_holds_the_night(tmp_path: Path, sql: str, missing: bool) -> None:
     lake = audited(tmp_path, sql)
     if missing:
         (tmp_path / "control.csv").unlink()
     lake.land("1.jsonl", GOOD)
-    with pytest.raises(ConfigurationError) as caught:
-        lake.run()
-    assert caught.value.code == code
+    assert held(lake).code == "audit-unfit"
+    assert "restore" not in held(lake).next  # nothing was published that could be restored
     assert lake.table.snapshots() == []
+    lake.table.publish(audited=False)
+    assert len(lake.rows()) == len(GOOD)
+
+
+def test_columns_of_a_control_file_have_the_tables_types(tmp_path: Path) -> None:
+    lake = audited(tmp_path, "SELECT c.k FROM control c ANTI JOIN t ON c.k = t.k")
+    (tmp_path / "control.csv").write_text("k,n\n007,1\n")
+    lake.land("1.jsonl", [row("7", 0, 1)])
+    assert "(k = 007)" in held(lake).message
+    lake.land("2.jsonl", [row("007", 0, 1)])
+    lake.run()
+    lake.check()
+
+
+def test_a_new_column_is_null_before(tmp_path: Path) -> None:
+    lake = audited(tmp_path, "SELECT 1 WHERE (SELECT count(x) FROM t) < (SELECT count(x) FROM published)")
+    lake.land("1.jsonl", GOOD)
+    with pytest.raises(AuditError):
+        lake.run()  # there is no such column yet
+    lake.land("2.jsonl", [{**row("k1", 1, 2), "x": 1}])
+    lake.run()
+    lake.land("3.jsonl", [{**row("k1", 1, 3), "x": None}])
+    held(lake)
+
+
+def test_values_that_python_does_not_have(tmp_path: Path) -> None:
+    lake = audited(tmp_path, "SELECT 'infinity'::date AS d, k FROM t")
+    lake.land("1.jsonl", GOOD)
+    assert "30 rows" in held(lake).message
+
+
+def test_a_repair_that_is_held_can_pass(tmp_path: Path) -> None:
+    lake = audited(tmp_path, "SELECT 1", strategy="rewrite")
+    lake.land("1.jsonl", GOOD)
+    held(lake)
+    lake.table.publish(audited=False)
+    next((tmp_path / "processed/d=2020-01-01").glob("*.parquet")).unlink()
+    with pytest.raises(AuditError):
+        lake.table.reprocess(source="landing", host="local")
+    lake.table.publish(audited=False)
+    assert len(lake.rows()) == len(GOOD)
+
+
+def test_a_publisher_shows_what_is_published_while_a_night_is_held(tmp_path: Path) -> None:
+    lake = audited(tmp_path, "SELECT * FROM t WHERE v < 0", publishers=("delta",))
+    lake.land("1.jsonl", GOOD)
+    lake.run()
+    lake.land("2.jsonl", [row("k1", 1, 2, -1)])
+    held(lake)
+    shutil.rmtree(tmp_path / "processed/_delta_log")
+    lake.reopen()
+    with pytest.raises(AuditError):
+        lake.table.publish(to="delta", reset=True)
+    assert len(delta_rows(str(tmp_path / "processed"))) == len(GOOD)
+
+
+def test_a_refused_correction_is_the_error(tmp_path: Path) -> None:
+    lake = audited(tmp_path, "SELECT * FROM t WHERE v < 0", quarantine_limit="0%")
+    lake.land("1.jsonl", [row("k1", 1, 2, -1)])
+    held(lake)
+    lake.land("2.jsonl", [{**row("k1", 1, 3), "k": None}])
+    with pytest.raises(RefusedError) as caught:
+        lake.run()
+    assert not isinstance(caught.value, AuditError)
+
+
+@pytest.mark.parametrize("name", ["published", "Published", "other"])
+def test_two_tables_of_one_name(name: str) -> None:
+    files = 'files = { T = "c.csv" }' if name == "other" else ""
+    text = f"""
+        [tables.{"t" if name == "other" else name}]
+        landing = "/l"
+        processed = "/p"
+        key = ["k"]
+        partition_by = []
+        [tables.{"t" if name == "other" else name}.audit]
+        queries = {{ q = "SELECT 1" }}
+        {files}
+    """
+    with pytest.raises(ConfigurationError) as caught:
+        parse("/lakeupsert.toml", text.encode())
+    assert caught.value.code == "bad-setting"
 
 
 def test_ingest_continues_until_a_correction_lands(tmp_path: Path) -> None:

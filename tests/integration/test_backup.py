@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError, TryAgainError
-from tests.harness.faults import Fault
+from lakeupsert.sources.files import SourceFiles
+from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, row
 from tests.integration.test_fsck import DAY, made
 
@@ -241,3 +242,95 @@ def test_the_commands(tmp_path: Path) -> None:
     assert json.loads(made_again.stdout)["result"]["objects"] == result["objects"]
     lake.reopen()
     lake.finish_and_check()
+
+
+def continued(lake: Lake, name: str, night: int) -> None:
+    lake.land(name, [row(f"b{night}", 0, night, night)])
+    lake.run()
+
+
+def test_a_table_that_went_on_from_an_older_backup_is_another_one(tmp_path: Path) -> None:
+    """Its ledger parts from the copy's, also if it is shorter."""
+    lake, copy = made(tmp_path / "lake", **VACUUMED), tmp_path / "copy"
+    lake.table.backup(str(copy))
+    for night in range(4, 8):
+        continued(lake, f"{night}.jsonl", night)
+    lake.table.vacuum(dry=False)
+    lake.table.backup(str(copy))
+    rows = lake.rows()
+    recovered(lake, copy, 1)
+    lake.land("x.jsonl", [row("x4", 0, 4, 4)])
+    lake.table.append(host="local")  # an entry of that number and size is in the copy
+    assert refusal(lake, copy) == "not-a-backup"
+    assert recovered(lake, copy).rows() == rows
+
+
+def test_the_same_address_after_a_loss_that_broke_a_backup_off(tmp_path: Path) -> None:
+    lake, copy = made(tmp_path / "lake"), tmp_path / "copy"
+    lake.table.backup(str(copy))
+    lake.run()
+    lake.table.backup(str(copy))
+    newest = min((copy / "_lakeupsert/backups").iterdir())
+    newest.unlink()  # as if it had broken off just before its entry
+    recovered(lake, copy)
+    continued(lake, "other.jsonl", 5)
+    assert lake.table.backup(str(copy)).number == 2
+    rows = lake.rows()
+    assert recovered(lake, copy).rows() == rows
+
+
+def test_an_entry_that_the_copy_has_lost_is_copied_again(tmp_path: Path) -> None:
+    lake, copy = made(tmp_path / "lake"), tmp_path / "copy"
+    lake.table.backup(str(copy))
+    ledger = sorted((copy / "_lakeupsert/ledger").iterdir())
+    ledger[1].unlink()
+    assert lake.table.backup(str(copy)).objects == 1
+    ledger[2].write_bytes(ledger[2].read_bytes()[:50])
+    assert refusal(lake, copy) == "not-a-backup"
+
+
+def test_unpublished_nights_are_counted_after_a_loss(tmp_path: Path) -> None:
+    lake, copy = Lake(tmp_path / "lake"), tmp_path / "copy"
+    continued(lake, "0.jsonl", 0)
+    for night in (1, 2, 3):
+        lake.land(f"{night}.jsonl", [row("a", 0, night, night), row(f"n{night}", 0, night)])
+        lake.table.append(host="local")
+        lake.table.dedupe()
+    lake.table.backup(str(copy))
+    lake.table.publish()
+    changes = lake.table.snapshots()[0].body.changes
+    recovered(lake, copy).table.publish()
+    assert lake.table.snapshots()[0].body.changes == changes
+
+
+def test_positions_of_sources_are_copied_without_leases(tmp_path: Path) -> None:
+    lake, copy = made(tmp_path / "lake"), tmp_path / "copy"
+    for name in ("shop", "leases"):
+        files = SourceFiles(lake.opened, name, ".jsonl")
+        assert files.leadership.lead()
+        files.begin()
+        files.land(b'{"k": "s"}\n', "5")
+    lake.table.backup(str(copy))
+    versions = copy.glob("_lakeupsert/sources/**/v*")
+    assert {p.parent.relative_to(copy).as_posix() for p in versions} == {
+        "_lakeupsert/sources/leases/files",
+        "_lakeupsert/sources/shop/files",
+    }
+
+
+def test_recover_with_several_specs_breaks_off_among_them(tmp_path: Path) -> None:
+    lake, copy = made(tmp_path / "lake"), tmp_path / "copy"
+    lake.run()
+    lake.table.rename_column("v", "w")
+    lake.table.rename_column("w", "v")
+    lake.table.backup(str(copy))
+    lost(lake)
+    lake.points.arm(0, Fault.KILL_AFTER, "put _lakeupsert/spec")
+    with contextlib.suppress(Killed):
+        lake.table.recover(str(copy))
+    assert lake.points.struck is not None
+    lake.points.disarm()
+    lake.reopen()
+    lake.table.recover(str(copy))
+    lake.reopen()
+    assert not lake.table.fsck(deep=True).findings

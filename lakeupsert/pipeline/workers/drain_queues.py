@@ -17,6 +17,7 @@ from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.by_name import EngineName, HostName, arrow_on_spark, spark_engine
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.pipeline.audit import AuditError
 from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
@@ -117,7 +118,7 @@ def merge_received(
             # Not the queue's counts: they lag, the last worker would still count itself, and nobody would publish.
             if is_through(table.history):
                 publish(table)
-        except DamagedTableError as e:  # the merges are good all the same, and reconcile reports the damage
+        except (AuditError, DamagedTableError) as e:  # the merges are good all the same, and reconcile reports it
             log.warning("not published: %s", e)
     return [leases[lease] for lease in back]
 
