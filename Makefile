@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: house help planted sbom setup tag test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-stream bench-latency \
+.PHONY: house help planted fuzz sbom setup tag test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-stream bench-latency \
     bench-azure bench-kernels bench-guard bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
@@ -122,6 +122,17 @@ tag: ## one release: make tag VERSION=0.1.0
 	@sed -i.bak 's/^__version__ = .*/__version__ = "$(VERSION)"/' lakeupsert/__init__.py && rm lakeupsert/__init__.py.bak
 	@sed -i.bak "s/^## Unreleased$$/## $(VERSION) ($$(date -u +%F))/" CHANGELOG.md && rm CHANGELOG.md.bak
 	@git commit -qam "lakeupsert $(VERSION)" && git tag -a "v$(VERSION)" -m "lakeupsert $(VERSION)" && git show --stat --oneline "v$(VERSION)"
+
+ATHERIS := atheris==3.0.0
+FUZZ_SECONDS := 3600
+FUZZ_TARGETS = $(shell $(BIN)/python -c "from tests.fuzz.targets import TARGETS; print(*TARGETS)")
+fuzz: setup build/fuzz/packages ## each reader of others' bytes for an hour, guided by coverage; FUZZ_SECONDS=60 FUZZ_TARGETS="where csv"
+	@for target in $(FUZZ_TARGETS); do \
+	    PYTHONPATH=build/fuzz/packages $(BIN)/python -m tests.fuzz $$target --seconds $(FUZZ_SECONDS) || exit; \
+	done
+
+build/fuzz/packages:
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@ $(ATHERIS)
 
 CYCLONEDX_VERSION := 7.5.0
 sbom: setup ## dist/sbom.json: each package of .venv with its version and licence (CycloneDX)
