@@ -200,6 +200,7 @@ def test_the_command(tmp_path: Path) -> None:
     sound = CliRunner().invoke(main, ["fsck", *config, "--json"])
     assert sound.exit_code == 0
     assert json.loads(sound.stdout)["result"]["findings"] == []
+    assert CliRunner().invoke(main, ["fsck", *config, "--host", "spark"]).exit_code == 2  # it would have no effect
     files = [*(lake.root / "processed" / DAY).glob("base-*")]
     for path in files:
         path.write_bytes(path.read_bytes()[:-1])

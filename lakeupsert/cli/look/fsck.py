@@ -32,6 +32,8 @@ def fsck(call: Call, deep: bool, host: "HostName") -> Answer:
     Example:
       lakeupsert fsck --deep
     """
+    if host != "local" and not deep:
+        raise click.UsageError("--host says where --deep reads the data files. Give --deep, too.")
     with call.open_table() as table, call.progress(table.name) as progress:
         prepare_spark(table, host=host)
         found = table.fsck(deep=deep, host=host, progress=progress)
