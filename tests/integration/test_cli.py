@@ -976,9 +976,9 @@ def test_version_is_that_of_the_package() -> None:
 @pytest.mark.parametrize(
     ("shell", "complete"),
     [
-        ("bash", {"COMP_WORDS": "lakeupsert reco", "COMP_CWORD": "1"}),
-        ("zsh", {"COMP_WORDS": "lakeupsert reco", "COMP_CWORD": "1"}),
-        ("fish", {"COMP_WORDS": "lakeupsert reco", "COMP_CWORD": "reco"}),
+        ("bash", {"COMP_WORDS": "lakeupsert recon", "COMP_CWORD": "1"}),
+        ("zsh", {"COMP_WORDS": "lakeupsert recon", "COMP_CWORD": "1"}),
+        ("fish", {"COMP_WORDS": "lakeupsert recon", "COMP_CWORD": "recon"}),
     ],
 )
 def test_shell_gets_its_script_and_completes_commands(shell: str, complete: dict[str, str]) -> None:
