@@ -5,14 +5,14 @@ Reads     `backup`: all that is needed (`needed`), one listing of the copy and t
 Writes    at the other address each object that it lacks; `backup` then an entry with the names of the backup's objects
 Repeat    safe: a call that broke off is continued. Until the entry is there, the backups before it are all there are
 
-Objects have the same names in the copy. None is deleted there, and readers of a copy only take what an entry names. So nothing
-depends on the order of copying: the ledger names snapshots and snapshots name batches, and a vacuum may have trimmed what was
-between two of them.
+Objects have the same names in the copy. None that an entry names is ever deleted there, and readers of a copy take no others. So
+nothing depends on the order of copying: the ledger names snapshots and snapshots name batches, and a vacuum may have trimmed what
+was between two of them.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 
 import pyarrow as pa
 
@@ -34,7 +34,6 @@ COPY_BYTES = 8 << 20
 """Bytes of an object in memory. Fewer: more calls."""
 _OF_OTHERS = (f"{HOME}/sources/", f"{HOME}/batches/")
 """`capture` and `serve` read them when they start: which changes have landed?"""
-
 _OF_A_TABLE = (f"{HOME}/reading/", f"{HOME}/leases/", f"{HOME}/upkeep/", LOCAL_QUEUE)
 """Names of objects that a table at work has, and no copy."""
 
@@ -77,10 +76,10 @@ def backup(table: OpenTable, output: str, progress: Callable[[str], None] = lamb
     ledger = table.history.objects.ledger
     entries = [ledger.name(number) for number in range(needed.batch + 1)]
     files = {name: needed.sizes[name] for name in sorted(needed.files)}
-    # A ledger entry has the id of the one before. So if the newest one that both have is the same, all are.
-    newest = ledger.name(min(needed.batch, last.body.batch))
-    sizes = files | {name: needed.sizes[name] for name in entries if name != newest and name in needed.sizes}
-    is_needed = partial(_is_needed, copy)
+    # A ledger entry has the id of the one before. So if the newest one of the last backup is the same, all before it are.
+    older = entries[: max(0, min(needed.batch, last.body.batch))]
+    sizes = files | {name: needed.sizes[name] for name in older if name in needed.sizes}
+    is_needed = _find_needed(copy)
     copying = _Copying(table.resources, table.resources.store, copy.store, sizes, is_needed, _PARTED, progress)
     of_others = {name for name in needed.sizes if name.startswith(_OF_OTHERS) and "leases" not in name.split("/")[3:4]}
     needed.look(
@@ -219,15 +218,22 @@ def _begin(copy: TableObjects, table_id: str, output: str) -> Link[BackupEntry]:
     return head
 
 
-def _is_needed(copy: TableObjects, name: str) -> bool:
-    """Whether a backup needs the object, or somebody has used the copy as a table. A backup that broke off has left others."""
-    if any(next(iter(copy.store.list(sign, limit=1)), None) for sign in _OF_A_TABLE):
-        return True
-    number = copy.ledger.number(name) if name.startswith(copy.ledger.prefix) else None
-    entries = (link.body for link in copy.backups.between(-1, copy.backups.newest_number() or 0))
-    return any(
-        name in one.files or name in one.metadata or (number is not None and number <= one.batch) for one in entries
-    )
+def _find_needed(copy: TableObjects) -> Callable[[str], bool]:
+    """Whether a backup needs an object, or somebody has used the copy as a table. A backup that broke off has left others."""
+
+    @cache
+    def read() -> tuple[bool, list[BackupEntry]]:
+        is_used = any(next(iter(copy.store.list(sign, limit=1)), None) for sign in _OF_A_TABLE)
+        return is_used, [link.body for link in copy.backups.between(-1, copy.backups.newest_number() or 0)]
+
+    def is_needed(name: str) -> bool:
+        is_used, entries = read()
+        number = copy.ledger.number(name) if name.startswith(copy.ledger.prefix) else None
+        return is_used or any(
+            name in one.files or name in one.metadata or (number is not None and number <= one.batch) for one in entries
+        )
+
+    return is_needed
 
 
 def _choose(copy: TableObjects, address: str, number: int | None) -> Link[BackupEntry]:
