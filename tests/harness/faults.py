@@ -51,6 +51,10 @@ class Points:
         self._dead = False
         self._amid: Callable[[], object] | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        # Its function runs in this process only.
+        return vars(self) if self._amid is None else {**vars(self), "_amid": None, "_number": None}
+
     def arm(self, number: int, fault: Fault, kind: str | tuple[str, ...] = "") -> None:
         """Strike call ``number`` (from 0, counted from now on) of those whose name begins with ``kind``."""
         self.seen, self.struck, self._dead = [], None, False
