@@ -29,8 +29,15 @@ def is_remote(address: str) -> bool:
 
 
 def absolute_address(path: str, address: str) -> str:
-    if urlsplit(address).scheme and "://" in address:
-        return address
+    try:
+        if urlsplit(address).scheme and "://" in address:
+            return address
+    except ValueError as e:  # brackets that are not of an IPv6 address
+        raise ConfigurationError(
+            "bad-setting",
+            f"{path}: {address!r} can't be an address: {e}.",
+            next="write a path, or one like s3://bucket/prefix",
+        ) from e
     local = Path(address).expanduser()
     if "://" in path and not local.is_absolute():
         raise ConfigurationError(

@@ -110,7 +110,7 @@ def _check_iceberg(settings: TableSettings, iceberg: IcebergSettings, refuse: Re
     if not all(name.split(".")) or "." not in name:
         refuse("iceberg.table", name, 'expected a namespace and a name, for example "sales.receipts"')
     if iceberg.format_version == 3:
-        kind = iceberg.properties.get("type") or urlsplit(uri or "http:").scheme
+        kind = iceberg.properties.get("type") or (uri or "http:").partition(":")[0]
         if kind not in ("rest", "http", "https"):
             expected = f"a catalog of type {kind!r} can't have it; expected 2, or a REST catalog"
             refuse("iceberg.format_version", 3, expected)

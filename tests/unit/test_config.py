@@ -7,6 +7,7 @@ import pytest
 
 from lakeupsert.cli.set_up import config as config_command
 from lakeupsert.config import Config, GlueSettings, HiveSettings, Reading, TableSettings, load
+from lakeupsert.config.load import parse
 from lakeupsert.errors import ConfigurationError
 
 REQUIRED = """
@@ -781,3 +782,12 @@ def test_hooks_that_can_not_be_called_are_refused_without_their_value(file: Path
     assert error.code == code
     assert "on_failure" in error.message
     assert "hunter2" not in f"{error}"
+
+
+@pytest.mark.parametrize("setting", ["landing", "processed", "queue"])
+def test_address_with_odd_brackets_is_refused(setting: str) -> None:
+    settings = {"landing": "/l", "processed": "/p", "queue": "sqs://q"} | {setting: "s3://$[BUCKET}/x"}
+    lines = "\n".join(f'{name} = "{value}"' for name, value in settings.items())
+    with pytest.raises(ConfigurationError) as raised:
+        parse("/lakeupsert.toml", f'[tables.t]\n{lines}\nkey = ["k"]\npartition_by = ["d"]\n'.encode())
+    assert raised.value.code == "bad-setting"
