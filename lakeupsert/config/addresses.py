@@ -32,13 +32,13 @@ def absolute_address(path: str, address: str) -> str:
     try:
         if urlsplit(address).scheme and "://" in address:
             return address
-    except ValueError as e:  # brackets that are not of an IPv6 address
+        local = Path(address).expanduser()
+    except (ValueError, RuntimeError) as e:  # brackets that are not of an IPv6 address; ~NAME of nobody
         raise ConfigurationError(
             "bad-setting",
-            f"{path}: {address!r} can't be an address: {e}.",
-            next="write a path, or one like s3://bucket/prefix",
+            f"{path}: {address!r} can't be an address: {e}",
+            next="write a path, or an address such as s3://bucket/prefix",
         ) from e
-    local = Path(address).expanduser()
     if "://" in path and not local.is_absolute():
         raise ConfigurationError(
             "relative-path",

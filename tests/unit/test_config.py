@@ -784,9 +784,10 @@ def test_hooks_that_can_not_be_called_are_refused_without_their_value(file: Path
     assert "hunter2" not in f"{error}"
 
 
+@pytest.mark.parametrize("address", ["s3://$[BUCKET}/x", "~nobody3/x"])
 @pytest.mark.parametrize("setting", ["landing", "processed", "queue"])
-def test_address_with_odd_brackets_is_refused(setting: str) -> None:
-    settings = {"landing": "/l", "processed": "/p", "queue": "sqs://q"} | {setting: "s3://$[BUCKET}/x"}
+def test_what_can_be_no_address_is_refused(setting: str, address: str) -> None:
+    settings = {"landing": "/l", "processed": "/p", "queue": "sqs://q"} | {setting: address}
     lines = "\n".join(f'{name} = "{value}"' for name, value in settings.items())
     with pytest.raises(ConfigurationError) as raised:
         parse("/lakeupsert.toml", f'[tables.t]\n{lines}\nkey = ["k"]\npartition_by = ["d"]\n'.encode())
