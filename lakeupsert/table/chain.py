@@ -308,7 +308,13 @@ class Chain(Generic[Body]):
             body = decoder_of(self._body_type).decode(envelope.body)
             datetime.fromisoformat(envelope.written_at)
             self._parse(body, self._store.uri(name))
-        except (*UNREADABLE, ValueError, KeyError, OSError) as e:  # OSError: Arrow's, of a stream cut short
+        except (
+            *UNREADABLE,
+            ValueError,
+            KeyError,
+            OSError,
+            NotImplementedError,
+        ) as e:  # the last two: Arrow's, of a schema
             raise metadata.damaged(self._store.uri(name), what, str(e)) from e
         return Link(number, envelope.write_id, envelope.parent, envelope.written_at, body, read_at)
 
