@@ -65,16 +65,14 @@ def parse_table(path: str, name: str, raw: dict[str, object]) -> TableSettings:
         ) from e
     check_values(path, where, settings)
     large, audit = settings.large, settings.audit
-    for known in sorted({*(audit.files if audit else ()), *([name] if audit else ())}):
-        taken = [AUDIT_PUBLISHED, *([name] if known != name else [])]
-        if known.lower() in map(str.lower, taken):
-            raise ConfigurationError(
-                "bad-setting",
-                f"{path}: {where}: in the queries of `audit`, {known!r} is the name of two tables.",
-                next=f"rename the control file below [tables.{toml_key(name)}.audit]"
-                if known != name
-                else "call the table otherwise, or leave `audit` out",
-            )
+    names = [AUDIT_PUBLISHED, name, *audit.files] if audit else []
+    lowered = [one.lower() for one in names]  # DuckDB ignores case
+    if twice := next((one for one in reversed(names) if lowered.count(one.lower()) > 1), None):
+        raise ConfigurationError(
+            "bad-setting",
+            f"{path}: {where}: in the queries of `audit`, {twice!r} is the name of two tables.",
+            next="give the control file, or the table, another name; or leave `audit` out",
+        )
     files = {name: absolute_address(path, address) for name, address in (audit.files if audit else {}).items()}
     return msgspec.structs.replace(
         settings,

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.operations.diff import Views, changed_partitions, compare_partition, under_newer_spec
-from lakeupsert.read.arrow import reader_schema
+from lakeupsert.read.history import with_added
 from lakeupsert.read.view import View, choose
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
@@ -57,7 +57,7 @@ def changes(
     Raises ConfigurationError if there is no such snapshot, or a column of the table has the name of one that is added.
     """
     views, link = _between(objects, newest_spec, since, until)
-    schema = _schema(views[0].spec)
+    schema = with_added(views[0], (KIND, SNAPSHOT, TIME), "the changes add")
     return Changes(pa.RecordBatchReader.from_batches(schema, _rows(views, link, schema)), link.number if link else None)
 
 
@@ -76,7 +76,7 @@ def changes_to_spark(
     from lakeupsert.read.spark import spark_type
 
     views, link = _between(objects, newest_spec, since, until)
-    schema = _schema(views[0].spec)
+    schema = with_added(views[0], (KIND, SNAPSHOT, TIME), "the changes add")
     columns = s.StructType([s.StructField(field.name, spark_type(field.type, field.name)) for field in schema])
     names = list(changed_partitions(views, None))
 
@@ -100,19 +100,6 @@ def _between(
             next="give the older one first",
         )
     return under_newer_spec(View.of(objects, newest_spec, start), View.of(objects, newest_spec, link)), link
-
-
-def _schema(spec: TableSpec) -> pa.Schema:
-    schema = reader_schema(spec)
-    for field in (KIND, SNAPSHOT, TIME):
-        if field.name in schema.names:
-            raise ConfigurationError(
-                "column-exists",
-                f"The table's column {field.name!r} has the name of a column that the changes add.",
-                next=f"rename it: `lakeupsert schema rename {field.name} NAME`",
-            )
-        schema = schema.append(field)
-    return schema
 
 
 def _passes(spec: TableSpec) -> list[tuple[str, ...]]:

@@ -47,7 +47,7 @@ def audit(table: OpenTable, shown: Snapshot | None, new: Snapshot) -> None:
     tables: dict[str, View | pa.Table] = {
         name: View(objects, spec, one, None) for name, one in ((table.name, new), (AUDIT_PUBLISHED, shown or nothing))
     }
-    tables |= {name: _control_file(table, name, spec.schema) for name in settings.files}
+    tables |= {name: _control_file(table, name, address, spec.schema) for name, address in settings.files.items()}
     withdraw = "withdraw the batches with `lakeupsert restore published --yes`; or " if shown else ""
     for name, sql in settings.queries.items():
         first, rows = list[str](), 0
@@ -69,10 +69,8 @@ def audit(table: OpenTable, shown: Snapshot | None, new: Snapshot) -> None:
             )
 
 
-def _control_file(table: OpenTable, name: str, schema: pa.Schema) -> pa.Table:
+def _control_file(table: OpenTable, name: str, address: str, schema: pa.Schema) -> pa.Table:
     """A column with the name of one of the table's has its type."""
-    assert table.settings.audit is not None, "it names the file"
-    address = table.settings.audit.files[name]
     folder, _, file = address.rpartition("/")
     types = pa_csv.ConvertOptions(column_types={field.name: field.type for field in schema})
     try:

@@ -6,7 +6,7 @@ store ends, since a late record would change the end of another version; readers
 rows (ADR 0023).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -38,15 +38,21 @@ def history_schema(view: View) -> pa.Schema:
             "The table keeps no history: the next vacuum deletes superseded rows.",
             next="create a new table with `history = true`, and load the landing files into it",
         )
-    schema = reader_schema(view)
-    for name in (FROM, UNTIL):
-        if spec.table_name_of(name) in schema.names:
+    type_ = reader_schema(view).field(spec.order_by[0]).type
+    return with_added(view, [pa.field(name, type_) for name in (FROM, UNTIL)], "the history adds")
+
+
+def with_added(view: View, added: Iterable[pa.Field], by: str) -> pa.Schema:
+    """The schema that readers see, and fields behind it. Raises ConfigurationError if the table has a column of such a name."""
+    spec, schema = view.spec, reader_schema(view)
+    for field in added:
+        if (own := spec.table_name_of(field.name)) in schema.names:
             raise ConfigurationError(
                 "column-exists",
-                f"The table's column {spec.table_name_of(name)!r} has the name of a column that the history adds.",
-                next=f"rename it: `lakeupsert schema rename {spec.table_name_of(name)} NAME`",
+                f"The table's column {own!r} has the name of a column that {by}.",
+                next=f"rename it: `lakeupsert schema rename {own} NAME`",
             )
-        schema = schema.append(pa.field(name, schema.field(spec.order_by[0]).type))
+        schema = schema.append(field)
     return schema
 
 

@@ -36,17 +36,9 @@ from lakeupsert.sources.messages import key_of, line_of, tombstone_line
 from lakeupsert.storage import LocalStore
 from lakeupsert.table import metadata
 from lakeupsert.table.layout import TableObjects, folder_name, partition_texts
+from tests.harness.specs import LANDED as SCHEMA
 from tests.harness.specs import create
 
-SCHEMA = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("day", pa.date32()),
-        ("at", pa.timestamp("us", "UTC")),
-        ("amount", pa.decimal128(12, 2)),
-        ("note", pa.string()),
-    ]
-)
 SPEC = create(SCHEMA, key=["id"], order_by=["at"], partition_by=["day"])
 ROW = {"id": 1, "day": "2026-01-02", "at": "2026-01-02T03:04:05Z", "amount": "8.70", "note": 'n "x", é'}
 CSV = b'id,day,at,amount,note\n1,2026-01-02,2026-01-02T03:04:05Z,8.70,"n ""x"", \xc3\xa9"\n2,2026-01-03,,,\n'

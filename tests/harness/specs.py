@@ -11,6 +11,17 @@ from lakeupsert.table import creation
 from lakeupsert.table.roles import ColumnGroup, DeleteRule
 from lakeupsert.table.spec import TableSpec
 
+LANDED = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("amount", pa.decimal128(12, 2)),
+        ("note", pa.string()),
+    ]
+)
+"""Columns of landing files, for tests that need some of each type."""
+
 
 def create(
     schema: pa.Schema,

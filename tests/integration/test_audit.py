@@ -191,16 +191,17 @@ def test_a_refused_correction_is_the_error(tmp_path: Path) -> None:
     assert not isinstance(caught.value, AuditError)
 
 
-@pytest.mark.parametrize("name", ["published", "Published", "other"])
+@pytest.mark.parametrize("name", ["published", "Published", "T", "c"])
 def test_two_tables_of_one_name(name: str) -> None:
-    files = 'files = { T = "c.csv" }' if name == "other" else ""
+    table = "t" if len(name) == 1 else name
+    files = f'files = {{ {name} = "c.csv", C = "c.csv" }}' if len(name) == 1 else ""
     text = f"""
-        [tables.{"t" if name == "other" else name}]
+        [tables.{table}]
         landing = "/l"
         processed = "/p"
         key = ["k"]
         partition_by = []
-        [tables.{"t" if name == "other" else name}.audit]
+        [tables.{table}.audit]
         queries = {{ q = "SELECT 1" }}
         {files}
     """

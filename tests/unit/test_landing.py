@@ -30,19 +30,11 @@ from lakeupsert.storage import LocalStore
 from lakeupsert.table.roles import DeleteRule
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import normalize
+from tests.harness.specs import LANDED as SCHEMA
 from tests.harness.specs import create
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 RECEIVED = int(NOW.timestamp()) * 1_000_000
-SCHEMA = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("day", pa.date32()),
-        ("at", pa.timestamp("us", "UTC")),
-        ("amount", pa.decimal128(12, 2)),
-        ("note", pa.string()),
-    ]
-)
 DELETES = DeleteRule(column="op", values=("D", "X"))
 
 
