@@ -15,6 +15,7 @@ from lakeupsert.operations.adopt import AdoptResult, adopt
 from lakeupsert.operations.backup import CopyResult, backup, recover
 from lakeupsert.operations.changes import Changes, changes, changes_to_spark
 from lakeupsert.operations.compact import compact
+from lakeupsert.operations.erase.erase import EraseOptions, EraseResult, erase
 from lakeupsert.operations.fsck import FsckResult, fsck
 from lakeupsert.operations.ingest import IngestOptions, ingest
 from lakeupsert.operations.maintain import MaintainOptions, Upkeep
@@ -283,6 +284,16 @@ class Table(ReadOnlyTable):
     def vacuum(self, *, dry: bool = True, progress: Callable[[str], None] = lambda text: None) -> VacuumResult:
         """Expire all but tagged snapshots and the newest `keep_snapshots`, and delete files that only expired ones need."""
         return vacuum(self._table, dry=dry, progress=progress)
+
+    @_commits
+    @_takes(EraseOptions)
+    def erase(self, options: EraseOptions) -> EraseResult:
+        """Make keys vanish from every object of the table: rows, deletes, older versions, the key index, quarantine, statements.
+
+        Call it again until `EraseResult.is_erased`. Readers of older snapshots end with an error. Raises RefusedError if a batch
+        is not published yet.
+        """
+        return erase(self._table, options)
 
     @_commits
     def redrive(self, selected: Callable[[str], bool] = lambda partition: True) -> RedriveResult:

@@ -34,7 +34,7 @@ GROUPS = {
     "Every night": ("run", "plan", "append", "dedupe", "worker", "publish", "ingest", "maintain", "capture", "serve"),
     "Look": ("status", "history", "report", "quarantine", "diff", "explain", "reconcile", "fsck"),
     "Read": ("head", "query", "files", "export", "changes", "ddl"),
-    "Change": ("update", "delete"),
+    "Change": ("update", "delete", "erase"),
     "Repair": ("redrive", "restore", "reprocess", "compact", "vacuum", "backup", "recover"),
     "Set up": ("try", "init", "adopt", "config", "doctor", "schema", "demo"),
 }

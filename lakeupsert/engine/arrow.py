@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from lakeupsert.engine.attempts import attempt
 from lakeupsert.engine.cut import Cuts, CutTask, columns_of, cut
 from lakeupsert.engine.merge import AGE, Merged, MergeOutput, MergeTask
-from lakeupsert.engine.merge_writer import Block, MergeWriter
+from lakeupsert.engine.merge_writer import Block, MergeWriter, without_erased
 from lakeupsert.engine.resolve import Resolved, Rules, one_per_key, rank, resolve_together
 from lakeupsert.engine.runs import runs
 from lakeupsert.landing.adopted import stream_adopted
@@ -180,7 +180,7 @@ class _Merge:
         with self._writer() as out:
             for file in task.base if task.settled else ():
                 for block in stream_file(self._store, file, spec.base_schema, spec=spec):
-                    stored = in_bucket(block, file, task, spec)
+                    stored = self._without_erased(in_bucket(block, file, task, spec))
                     if not stored.num_rows:
                         continue
                     met = rest.up_to([stored[name][-1] for name in spec.stored_key])
@@ -298,15 +298,22 @@ class _Merge:
             read = partial(stream_adopted, store, spec=spec, partition=task.partition, number=number)
             for rows in self._within(file, partial(stream, columns_of(spec, "adopted")) if task.cut else read):
                 self._adopted.add(rows)
-                yield rows
+                yield self._without_erased(rows)
         for file in task.deltas:
-            yield from self._within(file, partial(stream, spec.base_schema))
+            yield from map(self._without_erased, self._within(file, partial(stream, spec.base_schema)))
         for file in task.tombstones:
             for rows in stream_file(store, file, self.rules.with_times(spec.base_schema)):
-                yield add_ranks(in_bucket(rows, file, task, spec), age=0, deleted=True)
+                dead = self._without_erased(in_bucket(rows, file, task, spec))
+                yield add_ranks(dead, age=0, deleted=True)
         for age, files in enumerate(task.batches, start=1):
             for file in files:
                 yield from self._within(file, partial(stream, spec.arriving_schema), age)
+
+    def _without_erased(self, rows: Rows) -> Rows:
+        left, erased = without_erased(self._task, rows, self._spec)
+        if erased.num_rows:
+            self.lost.append(erased.select(self._spec.tombstone_schema.names))
+        return left
 
     def _within(self, file: DataFile, read: Callable[[DataFile], Iterator[Rows]], age: int = 0) -> Iterator[Rows]:
         """The rows of a file that are in the bucket, with every column that ranks them."""

@@ -255,7 +255,7 @@ def drop_left_out(job: AppendJob, rows: Rows) -> tuple[Rows, list[Written]]:
     """``rows`` without those whose keys are `left_out`, and reports that count these as superseded."""
     if job.left_out is None:
         return rows, []
-    is_left_out = is_among(rows, job.left_out, job.spec)
+    is_left_out = is_among(rows, job.left_out, [PARTITION, *job.spec.stored_key])
     superseded, reports = rows.filter(pa.array(is_left_out)), []
     for partition in pc.unique(superseded[PARTITION]).to_pylist():
         digest = Digest(job.spec)

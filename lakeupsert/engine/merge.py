@@ -48,6 +48,8 @@ class MergeTask:
             has nothing in ``kept``.
         history, folded: files of superseded versions that stay, and those that are rewritten together with the new versions.
         numbers: the ledger numbers of what is stored and of each batch, for tables with a history or `versions`.
+        erased: keys whose rows, tombstones and versions are left out, as an Arrow IPC stream of the key columns in files. They
+            count as superseded. Such a task has no batch and nothing in ``kept`` and ``history``.
     """
 
     partition: str
@@ -69,6 +71,7 @@ class MergeTask:
     history: tuple[DataFile, ...] = ()
     folded: tuple[DataFile, ...] = ()
     numbers: tuple[int, ...] = ()
+    erased: bytes = b""
 
     @property
     def refuses(self) -> bool:

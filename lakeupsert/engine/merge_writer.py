@@ -18,10 +18,10 @@ from lakeupsert.landing.formats.blocks import ArrowBlock
 from lakeupsert.rows.arrays import Indices, Rows
 from lakeupsert.rows.changes import Tally
 from lakeupsert.rows.convert import as_mask
-from lakeupsert.rows.datafiles import stream_file, to_bytes
+from lakeupsert.rows.datafiles import from_bytes, stream_file, to_bytes
 from lakeupsert.rows.digest import Digest
 from lakeupsert.rows.filewriter import DataFileWriter, Footer
-from lakeupsert.rows.floor import DELETED_AT, greatest_floor
+from lakeupsert.rows.floor import DELETED_AT, greatest_floor, is_among
 from lakeupsert.rows.rank import sort_by_key
 from lakeupsert.rows.statistics import StatisticsColumn, columns_with_statistics
 from lakeupsert.rows.vectors import mark_deleted
@@ -81,7 +81,7 @@ class MergeWriter(ExitStack):
             self.enter_context(writer)
         for file in self._task.folded:
             for block in stream_file(self._store, file, self._history.schema, spec=self._spec):
-                self._history.write(block)
+                self._history.write(without_erased(self._task, block, self._spec)[0])
         return self
 
     def write(self, found: Resolved, block: Block | None = None) -> None:
@@ -186,6 +186,14 @@ class MergeWriter(ExitStack):
             changes=self._tally.changes(per_partition=self._spec.key_scope == "partition"),
             history=(*self._task.history, *self._history.files),
         )
+
+
+def without_erased(task: MergeTask, rows: Rows, spec: TableSpec) -> tuple[Rows, Rows]:
+    """The rows whose keys the task does not erase, and the others."""
+    if not task.erased:
+        return rows, rows.slice(0, 0)
+    erased = pa.array(is_among(rows, from_bytes(task.erased), spec.stored_key))
+    return rows.filter(pc.invert(erased)), rows.filter(erased)
 
 
 def _splice(block: Block, found: Resolved, rows: Rows, keys: Indices, key: Sequence[str]) -> Rows:

@@ -204,9 +204,14 @@ def _with_current_names(quarantined: _QuarantinedBlock, job: AppendJob, renames_
     return dated(with_folders(block, quarantined.file, job.reading), job.reading)
 
 
+def find_tried(rows: Rows) -> Indices:
+    """The places of rows of a quarantine file that have columns."""
+    return np.flatnonzero(~as_mask(pc.is_in(rows["reason_code"].combine_chunks(), pa.array(UNTRIED))))
+
+
 def _blocks(rows: Rows, reading: Reading) -> Iterator[_QuarantinedBlock]:
     """The rows that have columns, as they came."""
-    places = np.flatnonzero(~as_mask(pc.is_in(rows["reason_code"].combine_chunks(), pa.array(UNTRIED))))
+    places = find_tried(rows)
     streams, lines = (rows[column].to_pylist() for column in ("arrow", "raw"))
     origins = list(zip(rows["file"].to_pylist(), rows["batch"].to_pylist(), strict=True))
     at = 0

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
+from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.cut import Cuts, CutTask
 from lakeupsert.engine.hosted import HostedEngine
 from lakeupsert.engine.merge import Merged, MergeTask
@@ -87,6 +88,8 @@ class SparkEngine:
         return 0  # Spark spills
 
     def merge(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]) -> Merged:
+        if any(task.erased for task in tasks):  # rare, and all rows but a few only pass through
+            return ArrowEngine().merge(store, spec, spec_version, tasks)
         with explain_spark_failures():
             spark = session()
             most = TASKS_PER_CORE * parallelism(spark)

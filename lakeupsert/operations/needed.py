@@ -29,6 +29,7 @@ from lakeupsert.progress import Share
 from lakeupsert.rows.datafiles import explain_damage
 from lakeupsert.storage import NotFoundError
 from lakeupsert.table.chain import Chain, Link
+from lakeupsert.table.erasure import read_erasures
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import HEADERS_TOGETHER, LedgerEntry, without_touched
 from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest
@@ -167,12 +168,17 @@ class Needed:
         """All entries, and the objects that are needed by the table as a whole. The buckets have rows of statements."""
         count = self._head.number + 1 if self._head else 0
         entries: list[LedgerEntry] = []
+        erased = set[str]()
+        for found, erasure in self.look("`erase`", lambda: [*read_erasures(self._store)]) or ():
+            self.metadata.add(found.name)
+            erased.update(erasure.statements)
         for number in range(count):
             link = self.look("every writer", partial(self._version, self._objects.ledger, number))
             if link is not None:
                 entries.append(without_touched(link.body))
                 for partition, touched in link.body.touched.items() if link.body.statement else ():
-                    rows = BucketEntry(id="", settled=False, base=touched.files)
+                    stored = tuple(file for file in touched.files if file.name not in erased)
+                    rows = BucketEntry(id="", settled=False, base=stored)
                     yield from self._bucket("`reprocess --source landing`", partition, spec, rows)
         for entry in entries:
             for file in entry.quarantine:  # also replayed ones: a restore may withdraw the replay

@@ -101,6 +101,7 @@ class ReprocessOptions:
             here.
         workers: processes of this machine that merge, None: the host does, 0: other processes do, and this one waits for them.
         calls_at_once, engine, alive: as for `dedupe`.
+        erased: keys that are left out, by partition, as in `PartitionRewrite`; only with source `stored`.
         dry: only plan it.
         stop: once set, the merges that run are finished, and no others are begun.
     """
@@ -112,6 +113,7 @@ class ReprocessOptions:
     workers: int | None = None
     calls_at_once: int = 1
     engine: EngineName | None = None
+    erased: Mapping[str, bytes] = field(default_factory=dict)
     dry: bool = False
     stop: Stop | None = None
     alive: Callable[[], object] = lambda: None
@@ -150,21 +152,13 @@ class _Unfit:
         )
 
 
-def reprocess(
-    table: OpenTable,
-    choice: HostChoice | None,
-    selected: Callable[[str], bool],
-    *,
-    dry: bool,
-    progress: Callable[[str], None] = lambda text: None,
-) -> ReprocessPlan:
+def reprocess(table: OpenTable, options: ReprocessOptions) -> ReprocessPlan:
     """Send the selected partitions to the workers to be rewritten; with ``dry`` only plan it.
 
-    Args:
-        choice: where landing files are read; None merges the stored files instead.
     Raises:
         RefusedError: a landing or adopted file is gone or changed. Nothing was written then.
     """
+    choice, dry, progress = options.host if options.source == "landing" else None, options.dry, options.progress
     if choice is not None and table.settings.key_scope == "table":
         raise RefusedError(
             "keys-of-the-table",
@@ -175,14 +169,14 @@ def reprocess(
     snapshot, last = table.history.last_snapshot(), table.history.ledger_head()
     shown = snapshot.body if snapshot else None
     known = {*(shown.partitions if shown else ()), *unpublished(table.history, snapshot, last)}
-    wanted = sorted(filter(selected, known))
+    wanted = sorted(filter(options.selected, known))
     found, from_landing = table.history.heads(wanted), choice is not None
     newest = {p: table.history.behind(snapshot, p, found.get(p), from_landing=from_landing) for p in wanted}
     heads = {p: head for p, head in newest.items() if head is not None and head.body.buckets}
     if choice is None:
         stored = [head.body for head in heads.values()]
         plan = ReprocessPlan("stored", heads, (), sum(m.files for m in stored), sum(m.bytes for m in stored))
-        return plan if dry or not heads else _send_work(table, plan, snapshot, {}, start=None)
+        return plan if dry or not heads else _send_work(table, plan, snapshot, {}, None, options.erased)
     batches = _batches(table.history, {p: head.body.merged for p, head in heads.items()})
     first = table.history.entries(-1, 0)[0].body.touched if heads else {}
     adopted = [f for p in heads if p in first for f in first[p].files]
@@ -199,8 +193,7 @@ def reprocess_and_publish(table: OpenTable, options: ReprocessOptions) -> Reproc
     """Rewrite the selected partitions, wait until no worker has one of them any more, and publish them."""
     table.history.existing_spec()
     progress, stop = options.progress, options.stop or Stop()
-    choice = options.host if options.source == "landing" else None
-    plan = reprocess(table, choice, options.selected, dry=options.dry, progress=progress)
+    plan = reprocess(table, options)
     if plan.work is None:
         return ReprocessResult(plan)
     drain_options = DrainOptions(
@@ -263,11 +256,14 @@ def _send_work(
     snapshot: Link[Snapshot] | None,
     rebuilt: Mapping[str, dict[int, Touched]],
     start: int | None,
+    erased: Mapping[str, bytes],
 ) -> ReprocessPlan:
     """Write the work object and send its messages. ``start``: the ledger's length before the packs were written."""
     name = TableObjects.new_work()
     partitions = {
-        p: PartitionRewrite(merged=head.body.merged, batches=rebuilt.get(p, {}), refused=head.body.quarantine)
+        p: PartitionRewrite(
+            merged=head.body.merged, batches=rebuilt.get(p, {}), refused=head.body.quarantine, erased=erased.get(p, b"")
+        )
         for p, head in plan.heads.items()
     }
     spec_version = snapshot.body.spec_version if snapshot else 0
@@ -287,7 +283,7 @@ def _send_work(
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """A batch that counts in some of the partitions."""
 
     number: int
@@ -295,19 +291,19 @@ class _Batch:
     partitions: frozenset[str]
 
 
-def _batches(history: History, merged: Mapping[str, int]) -> list[_Batch]:
+def _batches(history: History, merged: Mapping[str, int]) -> list[Batch]:
     """The batches, in order, that count in some of these partitions at its `merged`, without what was adopted."""
     entries = [link.body for link in history.entries(-1, max(merged.values(), default=-1))]
-    return [_Batch(n, entries[n], frozenset(of)) for n, of in find_counting(entries, merged).items() if n]
+    return [Batch(n, entries[n], frozenset(of)) for n, of in find_counting(entries, merged).items() if n]
 
 
 def _check_sources(
-    resources: Resources, batches: Sequence[_Batch], adopted: Sequence[DataFile]
+    resources: Resources, batches: Sequence[Batch], adopted: Sequence[DataFile]
 ) -> dict[int, tuple[LandingInput, ...]]:
     """The landing files of each batch, as they are now. Raises RefusedError if one is gone or changed, or what is stored of
     adopted files and of statements is gone."""
 
-    def check(batch: _Batch, place: int, file: LandingFile) -> LandingInput | _Unfit:
+    def check(batch: Batch, place: int, file: LandingFile) -> LandingInput | _Unfit:
         where, found = resources.landing.uri(file.path), resources.landing.head(file.path)
         if found is None:
             return _Unfit("source-gone", batch.number, where)
@@ -348,7 +344,7 @@ def _read_again(
     table: OpenTable,
     plan: ReprocessPlan,
     snapshot: Link[Snapshot] | None,
-    batches: Sequence[_Batch],
+    batches: Sequence[Batch],
     inputs: Mapping[int, tuple[LandingInput, ...]],
     progress: Callable[[str], None],
 ) -> ReprocessPlan:
@@ -367,7 +363,7 @@ def _read_again(
             if batch.entry.statement is None:  # the rows of a statement are stored, and not read again
                 files = inputs[batch.number]
                 progress(f"reading batch {batch.number} again, {count(len(files), 'landing file')}")
-                job = _job(table, host, batch, files, start, below_floor)
+                job = job_of(table, host, batch, files, start, below_floor)
                 replayed = batch.entry.replayed
                 renames = renames_of(table.history, job.spec, batch.number) if replayed else None
                 reports = replay_rows(job, replayed, renames)[1] if renames else host.run(job)
@@ -376,16 +372,16 @@ def _read_again(
                 _verify(table.resources, batch, reports, touched)
             for partition in batch.partitions:  # a full extract also touches partitions that it has no rows of
                 rebuilt[partition][batch.number] = touched.get(partition, NOTHING)
-        return _send_work(table, plan, snapshot, rebuilt, start)
+        return _send_work(table, plan, snapshot, rebuilt, start, {})
     except (RefusedError, FencedError):  # nothing names these files
         table.resources.discard(packs)
         raise
 
 
-def _job(
+def job_of(
     table: OpenTable,
     host: Host,
-    batch: _Batch,
+    batch: Batch,
     inputs: tuple[LandingInput, ...],
     start: int,
     below_floor: Mapping[str, Rows],
@@ -409,7 +405,7 @@ def _job(
     )
 
 
-def _verify(resources: Resources, batch: _Batch, reports: Sequence[Report], rebuilt: Mapping[str, Touched]) -> None:
+def _verify(resources: Resources, batch: Batch, reports: Sequence[Report], rebuilt: Mapping[str, Touched]) -> None:
     """Refuse a result that differs from the batch: other bytes, an unreadable file, other rows by number, keys or orders."""
     hashes = {f.path: f.sha256 for f in batch.entry.files}
     for report in reports:
@@ -433,7 +429,7 @@ def _verify(resources: Resources, batch: _Batch, reports: Sequence[Report], rebu
 
 
 def _differences(
-    resources: Resources, batch: _Batch, reports: Sequence[Report], rebuilt: Mapping[str, Touched]
+    resources: Resources, batch: Batch, reports: Sequence[Report], rebuilt: Mapping[str, Touched]
 ) -> Iterator[str]:
     for report in reports:
         if isinstance(report, FileFailed):

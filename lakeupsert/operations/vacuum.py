@@ -34,7 +34,7 @@ from lakeupsert.storage import SCRATCH, ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.group import FEATURE
 from lakeupsert.table.layout import GROUPS, HOME, KEYS, PARTITIONS, STATEMENT_ROWS, TableObjects, base_prefix
-from lakeupsert.table.ledger import LedgerEntry, next_stamp
+from lakeupsert.table.ledger import fence_behind
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import RewriteOrder
@@ -130,7 +130,7 @@ def vacuum(
     fence = max((g.start for g in survey.garbage if g.partition is None and g.start is not None), default=-1)
     snapshot = table.history.last_snapshot()  # the entry names it
     known = snapshot.number if snapshot else None
-    table.history.objects.ledger.extend(lambda head: _ledger_fence(head, fence, known))
+    table.history.objects.ledger.extend(lambda head: fence_behind(head.body if head else None, fence, known))
     for partition in sorted({g.partition for g in survey.garbage if g.partition is not None}):
         table.history.objects.partition(partition).extend(partial(_fence, partition))
     if FEATURE in table.history.existing_spec().requires:
@@ -186,18 +186,6 @@ def _plan_expiry(
     body = msgspec.structs.replace(head.body, expired=oldest)
     planned = replace(head, number=head.number + 1, body=body, written_at=clock.now().isoformat())
     return planned, tuple(sorted(expired))
-
-
-def _ledger_fence(head: Link[LedgerEntry] | None, fence: int, snapshot: int | None) -> LedgerEntry:
-    assert head is not None, "there is a spec, so there is a ledger"
-    return LedgerEntry(
-        kind="fence",
-        batch_id=clock.new_id(),
-        received_at=next_stamp(head.body),
-        spec_version=head.body.spec_version,
-        fence=fence,
-        snapshot=snapshot,
-    )
 
 
 def _fence(partition: str, head: Link[Manifest] | None) -> Manifest:

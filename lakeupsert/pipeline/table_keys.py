@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert import clock
 from lakeupsert.engine.attempts import all_or_raise, attempt
 from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.keys.carry import Leaving, Source, UnreadableError, carried_rows, read_leaving
@@ -40,7 +41,7 @@ from lakeupsert.rows.buckets import may_be_in
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.ledger import KeyIndex, LedgerEntry, Reason, Touched
+from lakeupsert.table.ledger import KeyIndex, LedgerEntry, Reason, Touched, fence_behind
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.spec import FILE, OF_EARLIER_BATCH, TableSpec
 
@@ -108,6 +109,23 @@ def _by_index(
     settled = _settle(table, host, to, entry, number, StoredIndex(files), fold=False)
     entry = msgspec.structs.replace(settled.entry, index=KeyIndex(up_to=number, files=files))
     return replace(settled, entry=entry, objects=settled.objects | {f.name for f in files})
+
+
+def name_rebuilt_index(table: OpenTable, host: Host) -> None:
+    """Append a fence that stops nobody and names the key index, rebuilt on ``host``."""
+    history, resources = table.history, table.resources
+    snapshot = history.last_snapshot()
+
+    def build(head: Link[LedgerEntry] | None) -> LedgerEntry:
+        assert head is not None, "the index is of a table that exists"
+        version, known = head.body.spec_version, snapshot.number if snapshot else None
+        to = IndexTarget(resources.store, history.spec(version), version, clock.new_id(), head.number + 1)
+        sources = _sources(history, head.number)
+        files = rebuild_index(to, host, sources, _rows(history, head.number), resources.discard)
+        index = KeyIndex(up_to=head.number, files=files)
+        return msgspec.structs.replace(fence_behind(head.body, -1, known), index=index)
+
+    history.objects.ledger.extend(build)
 
 
 def _is_overtaken(objects: TableObjects, number: int) -> bool:

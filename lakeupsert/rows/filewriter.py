@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from math import ceil
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 import pyarrow as pa
@@ -18,6 +18,7 @@ from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.checksums import BLOCKS, GROUPS, MAGIC, ChecksumSink
 from lakeupsert.rows.statistics import StatisticsColumn, statistics_of
 from lakeupsert.storage import ObjectStore
+from lakeupsert.storage.base import Sink
 from lakeupsert.table.manifest import Bucketed, DataFile, PieceEnd
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import leaves
@@ -63,6 +64,17 @@ class Footer:
         }
         return {FOOTER + k: v for k, v in values.items() if v is not None}
 
+    @classmethod
+    def of(cls, file: pq.FileMetaData) -> "Footer":
+        """The keys in a file that we wrote."""
+        found = {
+            key.decode(): value.decode() for key, value in file.metadata.items() if key.startswith(FOOTER.encode())
+        }
+        values = {key.removeprefix(FOOTER): value for key, value in found.items()}
+        place = values.get("partition"), int(values["bucket"]), int(values["bits"])
+        written = values["table"], values["kind"], values["batch"], int(values["spec"])
+        return cls(*written, *place, int(values.get("renames", 0)))
+
 
 @dataclass(frozen=True)
 class _OpenFile:
@@ -75,6 +87,12 @@ class _OpenFile:
     checksums: ChecksumSink
     writer: pq.ParquetWriter
     footers: list[pq.FileMetaData]
+
+
+class Target(Protocol):
+    """As much of an `ObjectStore` as writing takes."""
+
+    def write(self, name: str) -> AbstractContextManager[Sink]: ...
 
 
 class DataFileWriter:
@@ -92,7 +110,7 @@ class DataFileWriter:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: Target,
         new_name: Callable[[], str],
         schema: pa.Schema,
         footer: Footer,

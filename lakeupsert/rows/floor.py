@@ -94,14 +94,17 @@ def read_refused_keys(store: ObjectStore, manifests: Iterable[Manifest], spec: T
     return {batch: pa.concat_tables(tables, promote_options="permissive") for batch, tables in refused.items()}
 
 
-def is_among(rows: Rows, keys: Rows, spec: TableSpec) -> Mask:
-    """Which rows have a key that is in ``keys``. Both tables have `PARTITION` and the key columns."""
-    names = [PARTITION, *spec.stored_key]
+def is_among(rows: Rows, keys: Rows, columns: Sequence[str]) -> Mask:
+    """Which rows have in these columns the values of a row of ``keys``. Without columns, all have."""
     near: Mask = np.ones(rows.num_rows, bool)
-    for name in names:
+    if not columns:
+        return near
+    for name in columns:
         near &= as_mask(pc.is_in(sortable(rows[name]), sortable(keys[name].cast(rows.schema.field(name).type))))
-    wanted = {tuple(key.values()) for key in keys.select(names).to_pylist()}
-    candidates = rows.select(names).filter(pa.array(near)).to_pylist()
+    candidates = rows.select(columns).filter(pa.array(near)).to_pylist()
+    if not candidates:
+        return near
+    wanted = {tuple(key.values()) for key in keys.select(columns).to_pylist()}
     near[near] = [tuple(key.values()) in wanted for key in candidates]
     return near
 

@@ -284,6 +284,19 @@ def next_stamp(head: LedgerEntry | None) -> int:
     return now if head is None else max(now, head.received_at + 1)
 
 
+def fence_behind(head: LedgerEntry | None, fence: int, snapshot: int | None) -> LedgerEntry:
+    """The entry that stops writers who began when the ledger had up to ``fence`` entries. ``snapshot``: the newest."""
+    assert head is not None, "there is a spec, so there is a ledger"
+    return LedgerEntry(
+        kind="fence",
+        batch_id=clock.new_id(),
+        received_at=next_stamp(head),
+        spec_version=head.spec_version,
+        fence=fence,
+        snapshot=snapshot,
+    )
+
+
 HEADERS_TOGETHER = 64
 
 

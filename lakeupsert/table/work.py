@@ -22,11 +22,13 @@ class PartitionRewrite(msgspec.Struct, frozen=True, kw_only=True):
         batches: with source `landing`, what each batch that counts brings to the partition. The files were written again from the
             landing files; no ledger entry names them.
         refused: quarantine objects of the partition's merges, whose rows are left out.
+        erased: with source `stored`, keys that are left out, as in `MergeTask`.
     """
 
     merged: int
     batches: dict[int, Touched]
     refused: tuple[str, ...]
+    erased: bytes = b""
 
 
 class RewriteOrder(msgspec.Struct, frozen=True):

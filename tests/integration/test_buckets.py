@@ -16,7 +16,7 @@ from lakeupsert.engine.hosted import HostedEngine
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.operations import vacuum
 from lakeupsert.operations.reconcile import prove
-from lakeupsert.operations.reprocess import reprocess
+from lakeupsert.operations.reprocess import ReprocessOptions, reprocess
 from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.merge import units
 from lakeupsert.pipeline.merge.commit import PartitionResult
@@ -188,7 +188,7 @@ def test_two_workers_that_find_all_units_done_commit_once(shared: Lake, monkeypa
 def test_a_compaction_in_units_meets_a_night(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     shared.finish_and_check()
     table = shared.opened
-    reprocess(table, None, lambda partition: True, dry=False)
+    reprocess(table, ReprocessOptions())
     [work] = {lease.message.work for lease in table.resources.queue.receive(10, 0.0)}
     count = count_units(shared, work)
     assert merge_units(shared, range(count - 1), work) == ["clean"] * (count - 1)
@@ -307,7 +307,7 @@ def test_a_compaction_amid_units_leaves_nothing_unmerged(shared: Lake, monkeypat
     def compact() -> None:
         engine = ArrowEngine()
         monkeypatch.setattr(engine, "shares_units", False)
-        reprocess(table, None, lambda partition: True, dry=False)
+        reprocess(table, ReprocessOptions())
         [work] = {lease.message.work for lease in table.resources.queue.receive(99, 0.0)} - {None}
         [result] = dedupe_partitions(table, engine, wanted(shared), work)
         assert result.status == "merged"

@@ -67,6 +67,7 @@ COMMANDS = [
         "query",
         "update",
         "delete",
+        "erase",
         "try",
         "fsck",
         "changes",

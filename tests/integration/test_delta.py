@@ -15,7 +15,7 @@ from lakeupsert.cli import main
 from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.operations.reprocess import reprocess
+from lakeupsert.operations.reprocess import ReprocessOptions, reprocess
 from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.stop import WorkerOptions
@@ -239,7 +239,7 @@ def test_night_whose_partitions_are_compacted_meanwhile(lake: Lake) -> None:
 def test_compaction_beside_a_night_that_marks_more_rows(lake: Lake) -> None:
     lake.land("3.jsonl", [row(f"k{i:03}", i % 2, 300, i) for i in range(100)])
     beside = Table("t", lake.settings)
-    reprocess(lake.opened, None, lambda partition: True, dry=False)
+    reprocess(lake.opened, ReprocessOptions())
     engine = Meanwhile(lambda: beside.run(host="local"))
     done: list[PartitionResult] = []
     drain(lake.opened, engine, WorkerOptions(collect=done.append))

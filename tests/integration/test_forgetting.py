@@ -8,7 +8,7 @@ import pytest
 
 from lakeupsert import clock
 from lakeupsert.errors import LakeupsertError
-from lakeupsert.operations.reprocess import reprocess
+from lakeupsert.operations.reprocess import ReprocessOptions, reprocess
 from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.pipeline.workers.worker import mark_failed
 from tests.harness.lake import Lake, row
@@ -55,7 +55,7 @@ def test_late_delete_opens_no_door_for_a_late_row(tmp_path: Path, strategy: Any)
 def test_work_that_was_planned_before_a_merge_refused_a_row_is_outdated(tmp_path: Path) -> None:
     lake = forgetful(tmp_path)
     table = lake.opened
-    work = reprocess(table, "local", lambda partition: True, dry=False).work
+    work = reprocess(table, ReprocessOptions(source="landing", host="local")).work
     lake.land("10.jsonl", [row("c", 0, 4)])
     lake.table.append(host="local")
     from lakeupsert.engine.arrow import ArrowEngine

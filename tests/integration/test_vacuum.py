@@ -16,7 +16,7 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.operations.reprocess import reprocess
+from lakeupsert.operations.reprocess import ReprocessOptions, reprocess
 from lakeupsert.operations.vacuum import VacuumMemory, vacuum
 from lakeupsert.pipeline.merge.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
@@ -401,7 +401,7 @@ def test_a_reprocess_that_waits_for_its_workers_keeps_adopted_files_and_later_ba
     lake.table.adopt()
     night(lake, 1)
     table = lake.opened
-    reprocess(table, "local", lambda p: True, dry=False)
+    reprocess(table, ReprocessOptions(source="landing", host="local"))
     lake.land("2.jsonl", [row("b", 0, 2, 2)])
     appended = lake.table.append(host="local")
     assert appended is not None

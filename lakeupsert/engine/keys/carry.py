@@ -143,7 +143,7 @@ def carried_rows(spec: TableSpec, found: Rows, keys: Rows) -> Rows:
     combined = combine_columns(found, spec, order, wins, TIES)
     rows = combined.rows.take(pa.array(combined.chosen))
     rows = rows.filter(pc.invert(rows[DELETE_FLAG]))
-    rows = rows.filter(pa.array(is_among(rows, keys, spec)))
+    rows = rows.filter(pa.array(is_among(rows, keys, [PARTITION, *spec.stored_key])))
     if rows.num_rows != keys.num_rows:
         wanted, there = (Counter(some[PARTITION].to_pylist()) for some in (keys, rows))
         partition = next(partition for partition in wanted if wanted[partition] != there[partition])

@@ -253,7 +253,8 @@ class RowSearch:
         for row in rows:
             if row.link is not None and row.source == "appended" and row.link.body.batch_id in keys:
                 in_partition = row.values.append_column(PARTITION, pa.array([manifests[0].partition]))
-                if is_among(in_partition, keys[row.link.body.batch_id], self.spec).any():
+                names = [PARTITION, *self.spec.stored_key]
+                if is_among(in_partition, keys[row.link.body.batch_id], names).any():
                     refused.add(row)
         return refused
 

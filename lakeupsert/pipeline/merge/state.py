@@ -33,6 +33,7 @@ class PartitionState:
         entry: the write id of ledger entry ``up_to``.
         work: the work object to rewrite the partition for, at the `merged` that it has.
         work_spec_version: the work object's spec version.
+        erased: as in `PartitionRewrite`.
     """
 
     head: Link[Manifest] | None
@@ -43,6 +44,7 @@ class PartitionState:
     entry: str | None = None
     work: str | None = None
     work_spec_version: int = 0
+    erased: bytes = b""
 
     @property
     def partition(self) -> str:
@@ -173,7 +175,8 @@ def rewrite_state(
         return None
     merged = head.body.merged
     if work.source == "stored":
-        return PartitionState(head, head.body, (), frozenset(), merged, head.body.entry, work_name, work.spec_version)
+        of_work = work_name, work.spec_version, rebuilt.erased
+        return PartitionState(head, head.body, (), frozenset(), merged, head.body.entry, *of_work)
     if rebuilt.refused != head.body.quarantine:
         why = "merges have refused rows since its reprocess began, so the reprocess would leave out the wrong rows"
         raise _outdated(partition, why)

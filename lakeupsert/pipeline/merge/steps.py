@@ -21,6 +21,8 @@ from lakeupsert.pipeline.strategy import (
     strategy_of,
     unfolded_count,
 )
+from lakeupsert.rows.buckets import key_hashes, may_be_in
+from lakeupsert.rows.datafiles import from_bytes
 from lakeupsert.rows.floor import Extract, Forgetting
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
@@ -73,6 +75,9 @@ def step_of(history: History, settings: TableSettings, state: PartitionState) ->
     rule = SplitRule.of(settings.bucket_bytes, spec.base_schema.types, state.buckets, rows)
     floors = _floors(history, state)
     buckets = state.buckets if state.work is None else rule.join(state.buckets)
+    if state.erased and spec.stored_key:
+        hashes = key_hashes(from_bytes(state.erased), spec)
+        buckets = tuple(bucket for bucket in buckets if may_be_in(hashes, bucket))
     tasks = [task for bucket in buckets for task in _tasks(step, bucket, batches, strategy, rule, floors)]
     return replace(step, tasks=tuple(tasks))
 
@@ -112,7 +117,7 @@ def _tasks(
     bits = rule.extra_bits(bucket, incoming) if splits else 0
     for number in range(2**bits):
         history = () if number else bucket.history
-        stay = unfolded_count(history, max(incoming.bytes, SMALL_FILE))
+        stay = 0 if step.erased else unfolded_count(history, max(incoming.bytes, SMALL_FILE))
         task = MergeTask(
             partition=step.partition,
             base=() if kept else bucket.base,
@@ -132,6 +137,7 @@ def _tasks(
             history=history[:stay],
             folded=history[stay:],
             numbers=(step.base.merged, *(link.number for link in counted)),
+            erased=step.erased,
         )
         yield replace(task, batches=tuple(tuple(_files_within(task, files)) for files in batches))
 

@@ -1,0 +1,1 @@
+"""Make some keys vanish from every object of a table, and prove it."""
