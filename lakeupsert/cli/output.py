@@ -265,7 +265,7 @@ def _remedies(appended: "AppendResult") -> dict[str, list[str]]:
 
 def skipped_records(skipped: "Mapping[str, int]") -> str:
     """Records that are not the table's rows, by kind."""
-    several = {"row of another table": "rows of other tables"}
+    several = {"row of another table": "rows of other tables", "row of an erased key": "rows of erased keys"}
     return ", ".join(f"{n:,} {kind if n == 1 else several.get(kind, f'{kind}s')}" for kind, n in skipped.items())
 
 

@@ -253,6 +253,8 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     key_scope: Literal["partition", "table"] = "partition"
     """Whether a key has one row per partition, or one row in the table. With ``table``, a record for another partition moves the
     row."""
+    erased_keys: Literal["admit", "refuse"] = "admit"
+    """Whether rows that land later with a key that `erase` has erased come in as others do, or are left out."""
     unknown_deletes: Literal["keep", "quarantine"] = "keep"
     """With `key_scope = "table"`: what to do with a delete that has only its key, if the key has no record. ``keep``: keep it, so
     that older records of the key lose in every partition. ``quarantine``: refuse it."""

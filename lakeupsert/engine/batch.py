@@ -38,15 +38,20 @@ from lakeupsert.landing.glimpse import preview
 from lakeupsert.landing.origins import Origins
 from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.landing.refusals import REFUSED_SCHEMA
-from lakeupsert.rows.arrays import Rows
+from lakeupsert.rows.arrays import Mask, Rows
+from lakeupsert.rows.buckets import key_hashes
+from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import EXPANSION, bytes_without_rows
 from lakeupsert.rows.digest import Digest
 from lakeupsert.rows.filewriter import Footer, PackWriter
 from lakeupsert.rows.floor import PARTITION, is_among
 from lakeupsert.storage import NotFoundError, ObjectReader, ObjectStore
+from lakeupsert.table.erasure import ErasedKeys
 from lakeupsert.table.layout import FileKind, TableObjects, partition_scalars
 from lakeupsert.table.spec import FILE, TableSpec
 
+ERASED = "row of an erased key"
+"""A kind of `FileRead.skipped`."""
 RANGE_BYTES = 64 << 20
 """Approximate limit of a key range in landing bytes. One task settles a range, and one unit merges it."""
 MIN_PREVIEWS = 16
@@ -72,6 +77,7 @@ class AppendJob:
         bucket_bytes: the setting `bucket`: rows of more bytes are cut as if they were stored already; None: they are not.
         compared: share of the keys, by hash, that are compared between partitions (`settle.count_keys_in_several_partitions`).
         inferred: the spec has types by the text of this batch.
+        erased: rows of these keys count as superseded, and are not written.
     """
 
     landing: ObjectReader
@@ -91,6 +97,7 @@ class AppendJob:
     bucket_bytes: int | None = None
     compared: float = 1.0
     inferred: bool = False
+    erased: tuple[ErasedKeys, ...] = ()
 
     @property
     def spec(self) -> TableSpec:
@@ -201,7 +208,10 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                         quarantine.write(rows.quarantined)
                     if job.inferred:
                         refused += rows.quarantined["position"].to_pylist()
-                    accepted, reports = drop_left_out(job, job.of_wanted_partitions(rows.accepted))
+                    accepted = job.of_wanted_partitions(rows.accepted)
+                    if (erased := find_erased(job, accepted)).any():
+                        skipped[ERASED] += int(np.count_nonzero(erased))
+                    accepted, reports = drop_left_out(job, accepted, erased)
                     yield from reports
                     yield ranked_rows(job, accepted, file.place)
                 content = sha256.hexdigest() if sha256 else None
@@ -251,11 +261,28 @@ def with_partition(rows: Rows, spec: TableSpec, partition: str) -> Rows:
     return rows
 
 
-def drop_left_out(job: AppendJob, rows: Rows) -> tuple[Rows, list[Written]]:
-    """``rows`` without those whose keys are `left_out`, and reports that count these as superseded."""
-    if job.left_out is None:
+def find_erased(job: AppendJob, rows: Rows) -> Mask:
+    """Which rows have a key of `erased`."""
+    found: Mask = np.zeros(rows.num_rows, bool)
+    partitions = rows[PARTITION].combine_chunks() if job.erased else None
+    for partition in pc.unique(partitions).to_pylist() if partitions is not None else ():
+        places = np.flatnonzero(as_mask(pc.equal(partitions, partition)))
+        own = with_partition(rows.take(pa.array(places)), job.spec, partition)
+        for keys in job.erased:
+            if partition == UNPLACED and not {*keys.columns}.isdisjoint(job.spec.partition_by):
+                continue
+            hashes = key_hashes(own, job.spec, keys.columns)
+            found[places] |= np.isin(hashes, np.array([*keys.hashes], np.uint64))
+    return found
+
+
+def drop_left_out(job: AppendJob, rows: Rows, erased: Mask) -> tuple[Rows, list[Written]]:
+    """``rows`` without those whose keys are `left_out` or ``erased``, and reports that count these as superseded."""
+    is_left_out = erased
+    if job.left_out is not None:
+        is_left_out = erased | is_among(rows, job.left_out, [PARTITION, *job.spec.stored_key])
+    if not is_left_out.any():
         return rows, []
-    is_left_out = is_among(rows, job.left_out, [PARTITION, *job.spec.stored_key])
     superseded, reports = rows.filter(pa.array(is_left_out)), []
     for partition in pc.unique(superseded[PARTITION]).to_pylist():
         digest = Digest(job.spec)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakeupsert.config import Reading
-from lakeupsert.engine.batch import AppendJob, drop_left_out, ranked_rows
+from lakeupsert.engine.batch import AppendJob, drop_left_out, find_erased, ranked_rows
 from lakeupsert.engine.keys.placing import WHY_REFUSED
 from lakeupsert.engine.reports import Report
 from lakeupsert.engine.settle import settle_and_write
@@ -74,7 +74,7 @@ def replay_rows(
             rows = _read(job.store, file)
             accepted, staying = _take_again(rows, job, renames_of, refused_by_key)
             for table in accepted:
-                table, superseded = drop_left_out(job, table)
+                table, superseded = drop_left_out(job, table, find_erased(job, table))
                 reports += superseded
                 passed.append(ranked_rows(job, job.of_wanted_partitions(table), len(replayed)))
             if accepted:

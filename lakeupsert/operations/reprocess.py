@@ -45,6 +45,7 @@ from lakeupsert.retries import IDLE_SECONDS, OTHERS_SECONDS
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.floor import read_refused_keys
 from lakeupsert.table.chain import FORMAT, Link
+from lakeupsert.table.erasure import read_erased
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, ChosenHost, LandingFile, LedgerEntry, Touched, find_counting
 from lakeupsert.table.manifest import DataFile, Manifest
@@ -402,6 +403,7 @@ def job_of(
         start=start,
         only=batch.partitions,
         left_out=below_floor.get(entry.batch_id),
+        erased=read_erased(table.resources.store, batch.number),
     )
 
 

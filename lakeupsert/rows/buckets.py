@@ -31,14 +31,15 @@ _P1, _P2, _P3, _P4, _P5 = (
 _STARTS = tuple(np.uint64(x % 2**64) for x in (int(_P1) + int(_P2), int(_P2), 0, -int(_P1)))
 
 
-def key_hashes(rows: Rows, spec: TableSpec) -> Hashes:
-    """The hash of the key of every row.
+def key_hashes(rows: Rows, spec: TableSpec, columns: Sequence[str] | None = None) -> Hashes:
+    """The hash of the key of every row. ``columns``: of these instead of the key columns in files.
 
     Raises:
         ValueError: a key is null, or a key column has a value that the spec's type can't hold exactly.
     """
-    fields = [spec.schema.field(name).remove_metadata().with_nullable(False) for name in spec.stored_key]
-    return _hashes_of(rows.select(spec.stored_key).cast(pa.schema(fields)))
+    names = spec.stored_key if columns is None else columns
+    fields = [spec.schema.field(name).remove_metadata().with_nullable(False) for name in names]
+    return _hashes_of(rows.select(names).cast(pa.schema(fields)))
 
 
 def hash_numbers(columns: Sequence[pa.Array], count: int) -> pa.Array:

@@ -1,11 +1,10 @@
 """A record of an erasure: what one call of `erase` set out to erase, and whether nothing of it is left. Immutable."""
 
-import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
-import pyarrow as pa
 
 from lakeupsert import clock
 from lakeupsert.storage import ObjectInfo, ObjectStore
@@ -14,14 +13,22 @@ from lakeupsert.table.chain import FORMAT, refuse_newer
 from lakeupsert.table.layout import ERASURES
 
 
+@dataclass(frozen=True)
+class ErasedKeys:
+    """Keys by the hashes (docs/FORMAT.md, "Buckets") of these columns: those of the key, and perhaps of the partition."""
+
+    columns: tuple[str, ...]
+    hashes: frozenset[int]
+
+
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     """One call.
 
     Attributes:
         at: when it began, or when it found nothing left (ISO 8601, UTC).
         reason: as it was given.
-        salt: random text before each key, as it is hashed.
-        keys: for each key the SHA-256 of ``salt`` and of its values, as JSON has them.
+        batch: the newest batch then.
+        columns, keys: see `ErasedKeys`. Hashes are 16 hexadecimal digits, in ascending order.
         partitions: those whose newest version had one of the keys.
         statements, landing: packs of statements, and landing files, that had one and are deleted as a whole.
         quarantine: quarantine files that had one and are redacted.
@@ -31,7 +38,8 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     at: str
     reason: str
-    salt: str
+    batch: int
+    columns: tuple[str, ...]
     keys: tuple[str, ...]
     partitions: tuple[str, ...] = ()
     statements: tuple[str, ...] = ()
@@ -39,17 +47,12 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     quarantine: tuple[str, ...] = ()
     ended: bool = False
 
-    def is_of(self, keys: pa.Table) -> bool:
-        return self.keys == hash_keys(keys, self.salt)
+    def is_of(self, columns: tuple[str, ...], keys: tuple[str, ...]) -> bool:
+        return (self.columns, self.keys) == (columns, keys)
 
-
-def hash_keys(keys: pa.Table, salt: str) -> tuple[str, ...]:
-    """For each key its hash, in the order of the hashes."""
-    return tuple(sorted(hashlib.sha256(salt.encode() + _text(key)).hexdigest() for key in keys.to_pylist()))
-
-
-def _text(key: dict[str, object]) -> bytes:
-    return msgspec.json.encode({name: str(value) for name, value in key.items()}, order="sorted")
+    @property
+    def erased(self) -> ErasedKeys:
+        return ErasedKeys(self.columns, frozenset(int(key, 16) for key in self.keys))
 
 
 def write_erasure(store: ObjectStore, erasure: Erasure) -> str:
@@ -67,3 +70,8 @@ def read_erasures(store: ObjectStore) -> Iterator[tuple[ObjectInfo, Erasure]]:
         erasure = metadata.decode(store.get(found.name), Erasure, partial(str, where), "the record of an erasure")
         refuse_newer(where, erasure.format)
         yield found, erasure
+
+
+def read_erased(store: ObjectStore, batch: int = -1) -> tuple[ErasedKeys, ...]:
+    """The keys of all erasures since this batch was the newest."""
+    return tuple({one.erased for _, one in read_erasures(store) if one.batch >= batch})

@@ -13,7 +13,7 @@ import pytest
 
 from lakeupsert import clock
 from lakeupsert.errors import LakeupsertError
-from tests.harness.faults import Fault
+from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, row
 
 CANARY = "canary-8c1f"
@@ -79,6 +79,37 @@ def _text(path: Path) -> str:
 def later(monkeypatch: pytest.MonkeyPatch, **time: float) -> None:
     real = clock.now
     monkeypatch.setattr(clock, "now", lambda: real() + timedelta(**time))
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("kind", ["rewrite", "key index", "columns"])
+def test_a_key_that_lands_again(tmp_path: Path, kind: str) -> None:
+    lake = written(tmp_path, **KINDS[kind])
+    lake.table.erase(str(keys(tmp_path)), "asked", dry=False)
+    rows = others(lake)
+    lake = Lake(tmp_path, **KINDS[kind], erased_keys="refuse")
+    lake.land("8.jsonl", [row(CANARY, 0, 8, 8), row("new", 1, 8, 8), row(f"{CANARY}2", 2, 8, 8)])
+    lake.run()
+    assert [one["k"] for one in lake.rows() if one["v"] == 8 and one["ts"].second == 8] == ["new"]
+    assert not [name for name in holders(tmp_path / "processed") if "/data/" in name or name.startswith("d=")]
+    assert lake.entries()[-1][1].skipped == {"row of an erased key": 2}
+    lake = Lake(tmp_path, **KINDS[kind])
+    lake.land("9.jsonl", [row(CANARY, 0, 9, 9)])
+    lake.run()
+    assert [one["k"] for one in lake.rows() if one["k"].startswith(CANARY)] == [CANARY]
+    assert len(lake.rows()) == len(rows) + 2
+
+
+def test_landing_files_that_are_read_again_bring_no_erased_key(tmp_path: Path) -> None:
+    lake = written(tmp_path, history=True)
+    lake.table.erase(str(keys(tmp_path)), "asked", dry=False)
+    rows = others(lake)
+    lake.land("9.jsonl", [row(f"{CANARY}3", 1, 9, 9)])
+    lake.run()
+    lake.reopen()
+    lake.table.reprocess(source="landing", host="local")
+    assert others(lake) == rows
+    assert [one["k"] for one in lake.rows() if one["k"].startswith(CANARY)] == [f"{CANARY}3"], "it came afterwards"
 
 
 @pytest.mark.few(len(KINDS))
@@ -186,6 +217,18 @@ def test_a_statement_whose_rows_are_gone(tmp_path: Path) -> None:
         lake.table.reprocess(source="landing", host="local")
     assert gone.value.code == "source-gone"
     assert lake.rows() == rows
+
+
+def test_a_kill_loses_no_refused_row(tmp_path: Path) -> None:
+    lake = written(tmp_path)
+    before = lake.table.quarantine().read_all().num_rows
+    lake.points.arm(0, Fault.KILL_AFTER, "delete _lakeupsert/quarantine/")
+    with pytest.raises(Killed):
+        lake.table.erase(str(keys(tmp_path)), "asked", dry=False)
+    lake.points.disarm()
+    lake.reopen()
+    lake.table.erase(str(keys(tmp_path)), "asked", dry=False)
+    assert lake.table.quarantine().read_all().num_rows == before
 
 
 @pytest.mark.long

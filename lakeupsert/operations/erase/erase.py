@@ -29,7 +29,7 @@ from lakeupsert.pipeline.table_keys import name_rebuilt_index
 from lakeupsert.rows.datafiles import to_bytes
 from lakeupsert.storage import SCRATCH, ObjectInfo, ObjectStore, open_store
 from lakeupsert.table.chain import Link
-from lakeupsert.table.erasure import Erasure, hash_keys, read_erasures, write_erasure
+from lakeupsert.table.erasure import Erasure, read_erasures, write_erasure
 from lakeupsert.table.layout import DATA, GROUPS, HOME, KEYS, PARTITIONS, QUARANTINE, STATEMENT_ROWS, TableObjects
 from lakeupsert.table.snapshot import Snapshot
 
@@ -125,7 +125,7 @@ def erase(table: OpenTable, options: EraseOptions) -> EraseResult:
         return result
     record = None
     if found.is_there:
-        record = write_erasure(store, _erasure(keys, options.reason, result))
+        record = write_erasure(store, _erasure(keys, options.reason, result, found.needed.batch))
     if found.partitions:
         erased = {partition: to_bytes(rows.combine_chunks()) for partition, rows in found.partitions.items()}
         chosen = ReprocessOptions(erased.__contains__, erased=erased, stop=options.stop, progress=progress)
@@ -144,17 +144,17 @@ def erase(table: OpenTable, options: EraseOptions) -> EraseResult:
     progress("looking again")
     left = _left(table, find(table, keys, landing=options.landing, progress=progress), _last_found(store, keys))
     if not left:
-        record = write_erasure(store, _erasure(keys, options.reason, result, ended=True))
+        record = write_erasure(store, _erasure(keys, options.reason, result, found.needed.batch, ended=True))
     return replace(result, deleted=len(deleted.garbage), left=left, record=record)
 
 
-def _erasure(keys: Keys, reason: str, result: EraseResult, *, ended: bool = False) -> Erasure:
-    salt = clock.new_id()
+def _erasure(keys: Keys, reason: str, result: EraseResult, batch: int, *, ended: bool = False) -> Erasure:
     return Erasure(
         at=clock.now().isoformat(),
         reason=reason,
-        salt=salt,
-        keys=hash_keys(keys.rows, salt),
+        batch=batch,
+        columns=keys.columns,
+        keys=keys.hashes,
         partitions=tuple(sorted(result.partitions)),
         statements=result.statements,
         quarantine=result.quarantine,
@@ -166,7 +166,12 @@ def _erasure(keys: Keys, reason: str, result: EraseResult, *, ended: bool = Fals
 def _last_found(store: ObjectStore, keys: Keys) -> float:
     """When the last call found one of the keys, by the store's clock; 0: none has."""
     return max(
-        (found.modified for found, one in read_erasures(store) if one.is_of(keys.rows) and not one.ended), default=0
+        (
+            found.modified
+            for found, one in read_erasures(store)
+            if one.is_of(keys.columns, keys.hashes) and not one.ended
+        ),
+        default=0,
     )
 
 

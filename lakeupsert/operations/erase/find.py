@@ -10,7 +10,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -47,10 +47,14 @@ class Keys:
 
     Args:
         rows: the key columns, and the partition columns if each key is erased in its partition only.
+
+    Attributes:
+        columns, hashes: as `Erasure` has them.
     """
 
     def __init__(self, rows: Rows, spec: TableSpec) -> None:
-        self.rows, self.spec = rows, spec
+        self.rows, self.spec, self.columns = rows, spec, tuple(rows.schema.names)
+        self.hashes = tuple(f"{hash_:016x}" for hash_ in sorted(key_hashes(rows, spec, self.columns).tolist()))
         self._names = [name for name in spec.key if name in rows.schema.names]
         texts = zip(*(map(str, to_json_values(rows[name].combine_chunks())) for name in self._names), strict=True)
         self._texts: defaultdict[str, list[frozenset[str]]] = defaultdict(list)
@@ -200,7 +204,7 @@ def _in_landing(table: OpenTable, keys: Keys, refused: frozenset[str], progress:
             progress(f"searching {landing.uri(file.path)}")
             batch = Batch(number, link.body, frozenset(link.body.touched))
             part = LandingInput(file.path, there.size, there.etag, place)
-            job = job_of(table, LocalHost(), batch, (part,), 0, {})
+            job = replace(job_of(table, LocalHost(), batch, (part,), 0, {}), erased=())
             for rows in read_landing(job, job.inputs):
                 if isinstance(rows, pa.Table) and _has_key(rows, keys):
                     found.add(file.path)

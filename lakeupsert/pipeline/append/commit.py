@@ -33,6 +33,7 @@ from lakeupsert.pipeline.retypes import enter, is_waiting
 from lakeupsert.pipeline.table_keys import settle_keys
 from lakeupsert.queue import Message
 from lakeupsert.table.chain import LOST, Link, Lost, Outcome
+from lakeupsert.table.erasure import read_erased
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.spec import TableSpec
 
@@ -74,6 +75,7 @@ def batch_job(table: OpenTable, ground: Ground, spec: TableSpec) -> AppendJob:
         start=ground.start,
         stored_bits=ground.stored_bits,
         bucket_bytes=table.settings.bucket_bytes,
+        erased=read_erased(table.resources.store) if table.settings.erased_keys == "refuse" else (),
     )
 
 
