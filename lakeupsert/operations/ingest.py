@@ -120,7 +120,7 @@ class Intake(Rounds):
     def _append(self, *, look: bool) -> AppendResult | None:
         """``look``: call `append` also if no file is new, which checks the table and its landing zone."""
         taken = None if look else self.table.history.known_taken
-        listed = list_landing(self.table, taken=taken, needed=self._seen)
+        listed = list_landing(self.table, taken=taken)
         found = {one.name: one for one in listed if is_landing_file(one.name) and not one.is_foreign}
         new = {name: one for name, one in found.items() if self._taken.get(name) != one}
         ready = {name: one for name, one in new.items() if self._seen.get(name) == one or self._is_whole(name)}

@@ -257,12 +257,9 @@ class History:
         return self.previews.over(heads)
 
     def _held_head(self, partition: str) -> Link[Manifest] | None:
-        """The head of a partition that a leader has in memory; None also if the snapshot shows a later version."""
+        """The head of a partition that a leader has in memory."""
         kept = self.kept_heads.get(partition)
-        if kept is None or not self.previews.is_known(kept):
-            return None
-        shown = self.known_snapshot.body.partitions.get(partition) if self.known_snapshot else None
-        return kept if shown is None or kept.number >= shown.version else None
+        return kept if kept is not None and self.previews.is_known(kept) else None
 
     def list_all(self, snapshots: Iterable[Snapshot]) -> Manifests | None:
         """A listing of all manifests that is to find those of these snapshots; None: the leader's last one is young enough."""
