@@ -247,13 +247,15 @@ class Peer:
         opened = import_module(f"benchmarks.peers.{module}")
         self.table = getattr(opened, class_)(workload, work, jars, **SIDES[name].options)
         self.spark, self.workload, self.work, self.options = self.table.spark, workload, work, options
+        self._is_iceberg = class_ == "Iceberg"
         self._taken = -1
         if options.bucket:
             self._to_s3(options.bucket)
 
     def _to_s3(self, bucket: str) -> None:
         hadoop = self.spark.sparkContext._jsc.hadoopConfiguration()
-        for name, value in {"endpoint": os.environ["AWS_ENDPOINT_URL"], "path.style.access": "true"}.items():
+        place = {"endpoint": os.environ["AWS_ENDPOINT_URL"], "endpoint.region": os.environ["AWS_DEFAULT_REGION"]}
+        for name, value in {**place, "path.style.access": "true"}.items():
             hadoop.set(f"fs.s3a.{name}", value)
         self.table.folder = f"s3a://{bucket}/table"
         self.spark.conf.set("spark.sql.catalog.lake.warehouse", self.table.folder)
@@ -286,12 +288,18 @@ class Peer:
         return found
 
     def read(self) -> Mapping[str, Any]:
-        self.table.spark = self.spark
+        self._read_newest()
         return {"engine": "Spark", **timed(self.table.reads()["Spark"], self.workload)}
 
     def rows(self, to: Path) -> None:
-        self.table.spark = self.spark
+        self._read_newest()
         self.table.frame().where(self.workload.visible).write.parquet(str(to))
+
+    def _read_newest(self) -> None:
+        """The stream commits in a session of its own; Iceberg's catalog in this one keeps a table for 30 seconds."""
+        self.table.spark = self.spark
+        if self._is_iceberg:
+            self.spark.catalog.refreshTable("lake.db.t")
 
     def stop(self) -> None:
         self.query.stop()
