@@ -21,7 +21,7 @@ class ErasedKeys:
     hashes: frozenset[int]
 
 
-class Erasure(msgspec.Struct, frozen=True, kw_only=True):
+class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One call.
 
     Attributes:

@@ -14,7 +14,7 @@ Source = Literal["stored", "landing"]
 AGAIN = "run `lakeupsert reprocess` again"
 
 
-class PartitionRewrite(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionRewrite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One partition of a work object.
 
     Attributes:
