@@ -1,0 +1,111 @@
+"""Interleavings of the real code. `make simulate`
+
+    python -m tests.simulate                              the next 1,000 random schedules, from where the last call ended
+    python -m tests.simulate --schedules 1000000          so many; it may be stopped and goes on where it was
+    python -m tests.simulate --exhaust "two appends"      every schedule of that scenario with at most --preemptions
+    python -m tests.simulate --replay "two appends" "one:12 two one!"       one schedule, call by call
+    python -m tests.simulate --list                       the scenarios
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+
+from tests.simulate.exhaust import Exhaust
+from tests.simulate.explore import Chance, Outcome, Runner, follow, read, shrink
+from tests.simulate.scenarios import SCENARIOS, constants
+
+PROGRESS = Path(__file__).resolve().parents[2] / "build" / "simulate.json"
+"""What calls before this one did: by scenario, how many schedules were drawn, and how many calls one has."""
+AT_A_TIME = 10
+"""Schedules of one scenario, before the next one has its turn."""
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    if options.list:
+        print(*SCENARIOS, sep="\n")
+        return 0
+    with constants():
+        if options.replay:
+            return _replay(*options.replay)
+        if options.exhaust:
+            return _exhaust(options.exhaust, options.preemptions, options.kills, options.schedules)
+        return _random(options.schedules, Path(options.progress))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m tests.simulate")
+    parser.add_argument("--schedules", type=int, default=1000)
+    parser.add_argument("--progress", default=str(PROGRESS))
+    parser.add_argument("--exhaust", metavar="SCENARIO", choices=SCENARIOS)
+    parser.add_argument("--preemptions", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--replay", nargs=2, metavar=("SCENARIO", "SCHEDULE"))
+    parser.add_argument("--list", action="store_true")
+    return parser
+
+
+def _random(schedules: int, progress: Path) -> int:
+    """Draw so many schedules, some of each scenario in turn. Stops at the first failure."""
+    done: dict[str, list[int]] = json.loads(progress.read_text()) if progress.exists() else {}
+    runner, begun = Runner(), time.monotonic()
+    while runner.schedules < schedules:
+        name = min(SCENARIOS, key=lambda name: done.get(name, [0])[0])
+        drawn, length = done.get(name, [0, 100])
+        for number in range(drawn, drawn + min(AT_A_TIME, schedules - runner.schedules)):
+            outcome = runner.run(name, Chance(f"{name} {number}", length))
+            if outcome.problem:
+                return _report(runner, outcome)
+            done[name] = [number + 1, len(outcome.steps)]
+        progress.parent.mkdir(exist_ok=True)
+        progress.write_text(json.dumps(done))
+    seconds = time.monotonic() - begun
+    every = sum(drawn for drawn, _ in done.values())
+    print(
+        f"{runner.schedules:,} schedules of {len(SCENARIOS)} scenarios hold in {seconds:,.0f} s "
+        f"({runner.schedules / seconds:.1f} a second), which end in {len(runner.checked):,} states; {every:,} so far"
+    )
+    return 0
+
+
+def _exhaust(name: str, preemptions: int, kills: int, most: int) -> int:
+    begun, search = time.monotonic(), Exhaust(Runner(), name, preemptions, kills)
+    outcome = search.run(most)
+    if outcome is not None:
+        return _report(search.runner, outcome)
+    found = search.runner
+    print(
+        f"{name}: {'all' if search.is_done else 'the first'} {found.schedules:,} schedules with at most {preemptions} preemptions "
+        f"and {kills} kills hold in {time.monotonic() - begun:,.0f} s; they end in {len(found.checked):,} states"
+    )
+    return 0
+
+
+def _report(runner: Runner, outcome: Outcome) -> int:
+    small = shrink(runner, outcome)
+    print(f"{small.scenario}: {small.problem}\n\nShow it again, call by call:")
+    print(f'  python -m tests.simulate --replay "{small.scenario}" "{small.schedule}"')
+    print(f"({small.switches} switches; as it was found, {outcome.switches}: {outcome.schedule})")
+    return 1
+
+
+def _replay(name: str, schedule: str) -> int:
+    outcome = Runner().run(name, follow(read(schedule)))
+    for number, step in enumerate(outcome.steps):
+        print(f"{number:4} {step.choice.actor:10}{step.choice.act:1} {step.call.kind} {step.call.name}")
+    print(outcome.problem or "all invariants hold")
+    return bool(outcome.problem)
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set may choose the next call
+        os.execve(sys.executable, [sys.executable, "-m", "tests.simulate", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,104 @@
+"""All schedules of a scenario with a bounded number of preemptions, less those that only swap independent calls.
+
+Depth first: each run follows a prefix, then lets each actor go on as long as it can. Two calls of its trace that conflict, of two
+actors, are a race: whoever came second gets a turn before the first, and at the beginning of that turn, too, since fewer
+preemptions may be left in between (dynamic partial-order reduction with a bound; Coons, Musuvathi, McKinley 2013).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.simulate.explore import Outcome, Runner, go_on
+from tests.simulate.scheduler import NETWORK, TIME, Act, Call, Choice, Step
+
+
+@dataclass
+class _Frame:
+    """A step of the present schedule: what was tried there, and what is still to be tried."""
+
+    choice: Choice
+    tried: set[Choice] = field(default_factory=set)
+    to_try: list[Choice] = field(default_factory=list)
+
+    def add(self, choice: Choice) -> None:
+        if choice != self.choice and choice not in self.tried and choice not in self.to_try:
+            self.to_try.append(choice)
+
+
+class Exhaust:
+    """Runs schedule after schedule; ``is_done`` once there is no other."""
+
+    def __init__(self, runner: Runner, scenario: str, preemptions: int, kills: int) -> None:
+        self.runner, self._scenario, self._preemptions, self._kills = runner, scenario, preemptions, kills
+        self._frames: list[_Frame] = []
+        self.is_done = False
+
+    def run(self, most: int) -> Outcome | None:
+        """The first schedule that fails, or None if none does after at most so many runs."""
+        while not self.is_done and self.runner.schedules < most:
+            outcome = self.runner.run(self._scenario, self._choose)
+            if outcome.problem:
+                return outcome
+            steps = outcome.steps
+            self._frames += [_Frame(step.choice) for step in steps[len(self._frames) :]]
+            self._find_races(steps)
+            self._go_back()
+        return None
+
+    def _choose(self, number: int, actor: str, pending: Mapping[str, Call]) -> Choice:
+        return self._frames[number].choice if number < len(self._frames) else Choice(go_on(actor, pending))
+
+    def _find_races(self, steps: Sequence[Step]) -> None:
+        preempted = _preemptions(steps)
+        begins = _turns(steps)
+        kills = [0]
+        for step in steps:
+            kills.append(kills[-1] + (step.choice.act is not Act.GO))
+        for later, second in enumerate(steps):
+            for earlier in range(later):
+                first = steps[earlier]
+                if first.choice.actor == second.choice.actor or not first.call.conflicts(second.call):
+                    continue
+                for place in {earlier, begins[earlier]}:
+                    self._try(steps, place, Choice(second.choice.actor), preempted)
+            if kills[later] < self._kills and second.call.writes and second.choice.actor not in (NETWORK, TIME):
+                self._frames[later].add(Choice(second.choice.actor, Act.KILL))
+                if second.call.kind == "create":
+                    self._frames[later].add(Choice(second.choice.actor, Act.LOSE))
+
+    def _try(self, steps: Sequence[Step], place: int, choice: Choice, preempted: Sequence[int]) -> None:
+        costs = preempted[place] + _preempts(steps, place, choice)
+        if choice.actor in steps[place].pending and costs <= self._preemptions:
+            self._frames[place].add(choice)
+
+    def _go_back(self) -> None:
+        while self._frames and not self._frames[-1].to_try:
+            self._frames.pop()
+        if not self._frames:
+            self.is_done = True
+            return
+        frame = self._frames[-1]
+        frame.tried.add(frame.choice)
+        frame.choice = frame.to_try.pop()
+
+
+def _preempts(steps: Sequence[Step], place: int, choice: Choice) -> bool:
+    """Whether it takes the turn of an actor that could go on."""
+    before = steps[place - 1].choice.actor if place else choice.actor
+    return choice.actor != before and steps[place].pending.get(before, Call("pause")).kind != "pause"
+
+
+def _preemptions(steps: Sequence[Step]) -> list[int]:
+    """How many there are before each step."""
+    counts = [0]
+    for place, step in enumerate(steps):
+        counts.append(counts[-1] + _preempts(steps, place, step.choice))
+    return counts
+
+
+def _turns(steps: Sequence[Step]) -> list[int]:
+    """For each step, the first one of its actor's turn."""
+    begins: list[int] = []
+    for place, step in enumerate(steps):
+        begins.append(begins[-1] if place and steps[place - 1].choice.actor == step.choice.actor else place)
+    return begins
