@@ -22,8 +22,6 @@ from tests.simulate.scenarios import SCENARIOS, constants
 
 PROGRESS = Path(__file__).resolve().parents[2] / "build" / "simulate.json"
 """What calls before this one did: by scenario, how many schedules were drawn, and how many calls one has."""
-AT_A_TIME = 10
-"""Schedules of one scenario, before the next one has its turn."""
 
 
 def main(arguments: list[str]) -> int:
@@ -37,8 +35,8 @@ def main(arguments: list[str]) -> int:
         if options.replay:
             return _replay(*options.replay)
         if options.exhaust:
-            return _exhaust(options.exhaust, options.preemptions, options.kills, options.schedules)
-        return _random(options.schedules, Path(options.progress))
+            return _exhaust(options.exhaust, options.preemptions, options.kills, options.schedules, options.shrink)
+        return _random(options.schedules, Path(options.progress), options.shrink)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,22 +47,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--preemptions", type=int, default=1)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--replay", nargs=2, metavar=("SCENARIO", "SCHEDULE"))
+    parser.add_argument("--shrink", type=int, default=200, help="schedules to run for a shorter one that fails, too")
     parser.add_argument("--list", action="store_true")
     return parser
 
 
-def _random(schedules: int, progress: Path) -> int:
+def _random(schedules: int, progress: Path, shrinks: int) -> int:
     """Draw so many schedules, some of each scenario in turn. Stops at the first failure."""
     done: dict[str, list[int]] = json.loads(progress.read_text()) if progress.exists() else {}
     runner, begun = Runner(), time.monotonic()
     while runner.schedules < schedules:
         name = min(SCENARIOS, key=lambda name: done.get(name, [0])[0])
         drawn, length = done.get(name, [0, 100])
-        for number in range(drawn, drawn + min(AT_A_TIME, schedules - runner.schedules)):
-            outcome = runner.run(name, Chance(f"{name} {number}", length))
-            if outcome.problem:
-                return _report(runner, outcome)
-            done[name] = [number + 1, len(outcome.steps)]
+        outcome = runner.run(name, Chance(f"{name} {drawn}", length))
+        if outcome.problem:
+            return _report(runner, outcome, shrinks)
+        done[name] = [drawn + 1, len(outcome.steps)]
         progress.parent.mkdir(exist_ok=True)
         progress.write_text(json.dumps(done))
     seconds = time.monotonic() - begun
@@ -76,11 +74,11 @@ def _random(schedules: int, progress: Path) -> int:
     return 0
 
 
-def _exhaust(name: str, preemptions: int, kills: int, most: int) -> int:
+def _exhaust(name: str, preemptions: int, kills: int, most: int, shrinks: int) -> int:
     begun, search = time.monotonic(), Exhaust(Runner(), name, preemptions, kills)
     outcome = search.run(most)
     if outcome is not None:
-        return _report(search.runner, outcome)
+        return _report(search.runner, outcome, shrinks)
     found = search.runner
     print(
         f"{name}: {'all' if search.is_done else 'the first'} {found.schedules:,} schedules with at most {preemptions} preemptions "
@@ -89,9 +87,10 @@ def _exhaust(name: str, preemptions: int, kills: int, most: int) -> int:
     return 0
 
 
-def _report(runner: Runner, outcome: Outcome) -> int:
-    small = shrink(runner, outcome)
-    print(f"{small.scenario}: {small.problem}\n\nShow it again, call by call:")
+def _report(runner: Runner, outcome: Outcome, shrinks: int) -> int:
+    print(f"after {runner.schedules:,} schedules: {outcome.scenario}: {outcome.problem}", flush=True)
+    small = shrink(runner, outcome, shrinks)
+    print(f"\n{small.problem}\n\nShow it again, call by call:")
     print(f'  python -m tests.simulate --replay "{small.scenario}" "{small.schedule}"')
     print(f"({small.switches} switches; as it was found, {outcome.switches}: {outcome.schedule})")
     return 1

@@ -73,7 +73,7 @@ SCENARIOS = {
     "two first appends": Scenario({"one": actors.append, "two": actors.append}, empty),
     "two appends": Scenario({"one": actors.append, "two": actors.append}, waiting),
     "append, worker": Scenario({"append": actors.append, "worker": actors.worker}, appended),
-    "two workers": Scenario({"one": actors.worker, "two": actors.worker}, appended),
+    "two workers": Scenario({"worker": actors.worker, "worker2": actors.worker}, appended),
     "two publishers, worker": Scenario({"one": actors.publish, "two": actors.publish, "worker": actors.worker}, appended),
     "two nights, reader": Scenario({"one": actors.night, "two": actors.night, "reader": actors.reader}, waiting),
     "night by steps, latest": Scenario({**NIGHT, "worker2": actors.worker, "latest": actors.latest}, appended),
