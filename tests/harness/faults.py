@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pytest
@@ -99,10 +99,16 @@ class Points:
             raise StoreUnavailableError("store-unreachable", f"injected at {name}", next="run it again")
 
 
+class SeesCalls(Protocol):
+    """`Points`, or another that is asked at each call."""
+
+    def at(self, name: str, commit: bool = False) -> AbstractContextManager[None]: ...
+
+
 class FaultyStore:
     """An object store with a point at each call."""
 
-    def __init__(self, store: ObjectStore, points: Points, label: str = "") -> None:
+    def __init__(self, store: ObjectStore, points: SeesCalls, label: str = "") -> None:
         self._store = store
         self._points = points
         self._label = label
@@ -161,7 +167,7 @@ class FaultyStore:
 class FaultyQueue:
     """A work queue with a point at each call."""
 
-    def __init__(self, queue: WorkQueue, points: Points) -> None:
+    def __init__(self, queue: WorkQueue, points: SeesCalls) -> None:
         self._queue = queue
         self._points = points
 

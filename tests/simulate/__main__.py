@@ -1,10 +1,10 @@
 """Interleavings of the real code. `make simulate`
 
-    python -m tests.simulate                              the next 1,000 random schedules, from where the last call ended
-    python -m tests.simulate --schedules 1000000          so many; it may be stopped and goes on where it was
-    python -m tests.simulate --exhaust "two appends"      every schedule of that scenario with at most --preemptions
-    python -m tests.simulate --replay "two appends" "one:12 two one!"       one schedule, call by call
-    python -m tests.simulate --list                       the scenarios
+python -m tests.simulate                              the next 1,000 random schedules, from where the last call ended
+python -m tests.simulate --schedules 1000000          so many; it may be stopped and goes on where it was
+python -m tests.simulate --exhaust "two appends"      every schedule of that scenario with at most --preemptions
+python -m tests.simulate --replay "two appends" "one:12 two one!"       one schedule, call by call
+python -m tests.simulate --list                       the scenarios
 """
 
 import argparse
@@ -79,10 +79,10 @@ def _exhaust(name: str, preemptions: int, kills: int, most: int, shrinks: int) -
     outcome = search.run(most)
     if outcome is not None:
         return _report(search.runner, outcome, shrinks)
-    found = search.runner
+    found, bounds = search.runner, f"{preemptions} preemptions and {kills} faults"
     print(
-        f"{name}: {'all' if search.is_done else 'the first'} {found.schedules:,} schedules with at most {preemptions} preemptions "
-        f"and {kills} kills hold in {time.monotonic() - begun:,.0f} s; they end in {len(found.checked):,} states"
+        f"{name}: {'all' if search.is_done else 'the first'} {found.schedules:,} schedules with at most {bounds} hold in "
+        f"{time.monotonic() - begun:,.0f} s; they end in {len(found.checked):,} states"
     )
     return 0
 
@@ -106,5 +106,9 @@ def _replay(name: str, schedule: str) -> int:
 
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set may choose the next call
-        os.execve(sys.executable, [sys.executable, "-m", "tests.simulate", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tests.simulate", *sys.argv[1:]],
+            {**os.environ, "PYTHONHASHSEED": "0"},
+        )
     sys.exit(main(sys.argv[1:]))

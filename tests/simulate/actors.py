@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from lakeupsert import clock
 from lakeupsert.api import Table
@@ -14,7 +13,6 @@ from lakeupsert.pipeline.merge.commit import PartitionResult
 from lakeupsert.pipeline.publish import PublishResult
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.read.arrow import to_arrow
-from lakeupsert.table.ledger import LedgerEntry
 from tests.harness.lake import row
 from tests.harness.model import Row
 from tests.simulate.world import Read, World
@@ -54,6 +52,11 @@ def append(world: World, table: Table, *, again: bool = False) -> None:
     note(world, table.append(host="local", again=again))
 
 
+def again(world: World, table: Table) -> None:
+    """Takes what a restore has withdrawn."""
+    append(world, table, again=True)
+
+
 def worker(world: World, table: Table) -> None:
     for one in table.dedupe():
         note(world, one)
@@ -78,7 +81,8 @@ def reader(world: World, table: Table, snapshot: str = "published", times: int =
         world.reads.append(Read(world.scheduler.actor, view.snapshot.batch, shown, rows))
 
 
-latest = partial(reader, snapshot="latest", times=1)
+def latest(world: World, table: Table) -> None:
+    reader(world, table, "latest", times=1)
 
 
 def lander(world: World, table: Table) -> None:

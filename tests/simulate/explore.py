@@ -76,7 +76,9 @@ def written(choices: Iterable[Choice]) -> str:
         if choice.act is not Act.GO:
             parts += [f"{choice.actor}{choice.act}"] * count
         else:
-            parts.append(choice.actor + (f":{choice.seconds:g}" if choice.seconds else f":{count}" if count > 1 else ""))
+            parts.append(
+                choice.actor + (f":{choice.seconds:g}" if choice.seconds else f":{count}" if count > 1 else "")
+            )
     return " ".join(parts)
 
 
@@ -125,8 +127,8 @@ class Chance:
         self._changes = {chance.randrange(length) for _ in range(chance.randint(1, 6))}
         self._faults: dict[int, Act | float] = {}
         for _ in range(chance.choice([0, 0, 1, 1, 2])):
-            fault = chance.choice([Act.KILL, Act.LOSE, Act.DELAY, chance.choice(JUMPS)])
-            self._faults[chance.randrange(length)] = fault
+            faults: list[Act | float] = [Act.KILL, Act.LOSE, Act.DELAY, chance.choice(JUMPS)]
+            self._faults[chance.randrange(length)] = chance.choice(faults)
         self._due: list[Act] = []
 
     def __call__(self, number: int, actor: str, pending: Mapping[str, Call]) -> Choice:

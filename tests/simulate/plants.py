@@ -69,7 +69,10 @@ def main(arguments: list[str]) -> int:
             begun = time.monotonic()
             found = caught(bug, Path(name).resolve(), options.schedules)
             missed |= set() if found else {bug.name}
-            print(f"{'caught' if found else 'MISSED'} {time.monotonic() - begun:4.0f} s  {bug.name}\n    {found}", flush=True)
+            print(
+                f"{'caught' if found else 'MISSED'} {time.monotonic() - begun:4.0f} s  {bug.name}\n    {found}",
+                flush=True,
+            )
     print(f"{len(bugs) - len(missed)} of {len(bugs)} faults are caught within {options.schedules:,} schedules")
     return bool(missed - MISSED)
 

@@ -4,17 +4,19 @@ A world has three published batches, so that there is something to restore, to c
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import pytest
 
+from lakeupsert.operations import reprocess
 from lakeupsert.pipeline import previews, strategy
 from lakeupsert.pipeline.append import trial
-from lakeupsert.pipeline.merge import units
-from lakeupsert.rows import datafiles, vectors
+from lakeupsert.pipeline.workers import worker
+from lakeupsert.rows import vectors
 from tests.harness.lake import row
 from tests.simulate import actors
 from tests.simulate.actors import Body
@@ -23,11 +25,11 @@ from tests.simulate.world import World
 
 @dataclass(frozen=True)
 class Scenario:
-    """``actors`` by their names in schedules. ``settings`` of the table; ``constants`` of the product, by module."""
+    """``actors`` by their names in schedules. ``settings`` of the table."""
 
     actors: Mapping[str, Body]
     prepare: Callable[[World], None]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any]
 
 
 def empty(world: World) -> None:
@@ -68,39 +70,67 @@ def cleaned(world: World) -> None:
 
 
 KEPT = {"keep_snapshots": 1, "superseded_retention": "0s"}
-NIGHT: dict[str, Body] = {"append": actors.append, "worker": actors.worker, "publish": actors.publish}
+TWO_WORKERS: dict[str, Body] = {"worker": actors.worker, "worker2": actors.worker}
+NIGHT: tuple[Body, ...] = (actors.append, actors.worker, actors.publish)
+
+
+def _of(prepare: Callable[[World], None], settings: Mapping[str, Any], *named: Body, **others: Body) -> Scenario:
+    """Actors by the names of their commands, and others."""
+    return Scenario({**{body.__name__: body for body in named}, **others}, prepare, settings)
+
+
 SCENARIOS = {
-    "two first appends": Scenario({"one": actors.append, "two": actors.append}, empty),
-    "two appends": Scenario({"one": actors.append, "two": actors.append}, waiting),
-    "append, worker": Scenario({"append": actors.append, "worker": actors.worker}, appended),
-    "two workers": Scenario({"worker": actors.worker, "worker2": actors.worker}, appended),
-    "two publishers, worker": Scenario({"one": actors.publish, "two": actors.publish, "worker": actors.worker}, appended),
-    "two nights, reader": Scenario({"one": actors.night, "two": actors.night, "reader": actors.reader}, waiting),
-    "night by steps, latest": Scenario({**NIGHT, "worker2": actors.worker, "latest": actors.latest}, appended),
-    "rewrite": Scenario({**NIGHT, "worker2": actors.worker, "reader": actors.reader}, appended, {"strategy": "rewrite"}),
-    "two leaders": Scenario({"one": actors.leader, "two": actors.leader, "lander": actors.lander, "worker": actors.worker}, waiting),
-    "leader, night": Scenario({"leader": actors.leader, "night": actors.night, "lander": actors.lander, "latest": actors.latest}, waiting),
-    "compact": Scenario({**NIGHT, "compact": actors.compact, "reader": actors.reader}, several),
-    "vacuum": Scenario({**NIGHT, "worker2": actors.worker, "vacuum": actors.vacuum}, cleaned, KEPT),
-    "two vacuums, compact": Scenario({"night": actors.night, "one": actors.vacuum, "two": actors.vacuum, "compact": actors.compact}, cleaned, KEPT),
-    "maintain, leader": Scenario({"leader": actors.leader, "maintain": actors.maintain, "worker": actors.worker, "lander": actors.lander}, cleaned, KEPT),
-    "restore": Scenario({**NIGHT, "restore": actors.restore, "reader": actors.reader}, several),
-    "two restores, again": Scenario({"one": actors.restore, "two": actors.restore, "night": actors.night, "again": lambda w, t: actors.append(w, t, again=True)}, several),
-    "restore, vacuum": Scenario({"restore": actors.restore, "vacuum": actors.vacuum, "night": actors.night, "latest": actors.latest}, cleaned, KEPT),
-    "reprocess": Scenario({**NIGHT, "reprocess": actors.reprocess, "compact": actors.compact}, several),
-    "reprocess, restore": Scenario({"reprocess": actors.reprocess, "restore": actors.restore, "night": actors.night}, several),
-    "statements": Scenario({"update": actors.update, "delete": actors.delete, "night": actors.night, "reader": actors.reader}, waiting),
+    "two first appends": _of(empty, {}, one=actors.append, two=actors.append),
+    "two appends": _of(waiting, {}, one=actors.append, two=actors.append),
+    "append, worker": _of(appended, {}, actors.append, actors.worker),
+    "two workers": _of(appended, {}, **TWO_WORKERS),
+    "two publishers, worker": _of(appended, {}, actors.worker, one=actors.publish, two=actors.publish),
+    "two nights, reader": _of(waiting, {}, actors.reader, one=actors.night, two=actors.night),
+    "night by steps, latest": _of(appended, {}, *NIGHT, actors.latest, worker2=actors.worker),
+    "rewrite": _of(appended, {"strategy": "rewrite"}, *NIGHT, actors.reader, worker2=actors.worker),
+    "two leaders": _of(waiting, {}, actors.lander, actors.worker, one=actors.leader, two=actors.leader),
+    "leader, night": _of(waiting, {}, actors.leader, actors.night, actors.lander, actors.latest),
+    "compact": _of(several, {}, *NIGHT, actors.compact, actors.reader),
+    "vacuum": _of(cleaned, KEPT, *NIGHT, actors.vacuum, worker2=actors.worker),
+    "two vacuums, compact": _of(cleaned, KEPT, actors.night, actors.compact, one=actors.vacuum, two=actors.vacuum),
+    "maintain, leader": _of(cleaned, KEPT, actors.leader, actors.maintain, actors.worker, actors.lander),
+    "restore": _of(several, {}, *NIGHT, actors.restore, actors.reader),
+    "two restores, again": _of(several, {}, actors.night, actors.again, one=actors.restore, two=actors.restore),
+    "restore, vacuum": _of(cleaned, KEPT, actors.restore, actors.vacuum, actors.night, actors.latest),
+    "reprocess": _of(several, {}, *NIGHT, actors.reprocess, actors.compact),
+    "reprocess, restore": _of(several, {}, actors.reprocess, actors.restore, actors.night),
+    "statements": _of(waiting, {}, actors.update, actors.delete, actors.night, actors.reader),
 }
+
+
+class SerialPool:
+    """Does what it is given at once, in the thread of its caller."""
+
+    def __init__(self, threads: int) -> None:
+        pass
+
+    def __enter__(self) -> "SerialPool":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def submit(self, call: Callable[..., Any], *given: Any) -> "Future[Any]":
+        done = Future[Any]()
+        done.set_result(call(*given))
+        return done
 
 
 @contextmanager
 def constants() -> Iterator[None]:
-    """Small tables get deltas, several buckets and objects of their own; nothing starts a process."""
+    """Small tables get deltas and previews. No file is tried in a process, and no other thread works."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strategy, "SMALL_BYTES", 0)
         patch.setattr(vectors, "INLINE_BYTES", 0)
         patch.setattr(previews, "LEAST_PARTITIONS", 1)
         patch.setattr(trial, "ending_files", lambda *args: {})
+        patch.setattr(reprocess, "ThreadPoolExecutor", SerialPool)
+        patch.setattr(worker, "TICK_SECONDS", 1e6)
         yield
 
 

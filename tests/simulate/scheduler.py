@@ -3,8 +3,8 @@
 scheduler = Scheduler(choose)
 scheduler.run({"append": lambda: table.append(), "worker": lambda: table.dedupe()})
 
-A choice is the name of an actor and what happens to its next call. Time, ids and pauses are simulated, so equal choices give equal
-runs. Helper threads of the product (they extend leases) never call a store here: a schedule ends before their first turn.
+A choice is the name of an actor and what happens to its next call. Time, ids and pauses are simulated, so equal choices give
+equal runs. Only the threads of actors may call a store or a queue.
 """
 
 import hashlib
@@ -87,6 +87,7 @@ class _Actor:
     act: Act = Act.GO
     wakes_at: float = 0.0
     is_dead: bool = False
+    thread: threading.Thread = field(default_factory=threading.current_thread)
     error: Exception | None = None
 
 
@@ -153,14 +154,15 @@ class Scheduler:
     def run(self, bodies: Mapping[str, Callable[[], object]]) -> None:
         """Run all actors to their ends, or deaths. Raises what `choose` raises, or RuntimeError if there is no end."""
         self._actors = {name: _Actor(name, body) for name, body in bodies.items()}
-        threads = [threading.Thread(target=self._live, args=(actor,), daemon=True) for actor in self._actors.values()]
-        for thread in threads:
-            thread.start()
+        actors = [*self._actors.values()]
+        for actor in actors:
+            actor.thread = threading.Thread(target=self._live, args=(actor,), daemon=True)
+            actor.thread.start()
         self._hand_on(None)
         if not self._end.acquire(timeout=60):
             raise RuntimeError(f"{self.actor} waits for another actor outside of a store or a queue")
-        for thread in threads:
-            thread.join()
+        for actor in actors:
+            actor.thread.join()
         self._actors, self.actor = {}, "setup"
         while self.deliveries:
             self.deliveries.pop(0)[1]()
@@ -208,6 +210,9 @@ class Scheduler:
 
     def _step(self, call: Call) -> Act:
         actor = self._actors[self.actor]
+        if actor.thread is not threading.current_thread():
+            self._broken = self._broken or RuntimeError(f"a thread that is not {actor.name}'s calls {call}")
+            raise self._broken
         if actor.is_dead:
             raise Killed(actor.name)  # a dead process does not run its `finally` blocks either
         actor.call = call
@@ -233,14 +238,14 @@ class Scheduler:
             if self.deliveries:
                 pending[NETWORK] = self.deliveries[0][0]
             try:
-                if len(self.steps) >= MOST_STEPS:
-                    raise RuntimeError(f"no end after {MOST_STEPS} calls; the last: {[s.choice for s in self.steps[-5:]]}")
-                choice = Choice(self.actor, Act.KILL) if self._broken else self.choose(len(self.steps), self.actor, pending)
+                if len(self.steps) == MOST_STEPS:
+                    raise RuntimeError(
+                        f"no end after {MOST_STEPS} calls; the last: {[s.choice for s in self.steps[-5:]]}"
+                    )
+                choice = self.choose(len(self.steps), self.actor, pending) if not self._broken else None
             except BaseException as e:
-                self._broken = e
-                continue
-            if self._broken:
-                choice = Choice(next(iter(self._actors)), Act.KILL)
+                self._broken, choice = e, None
+            choice = choice or Choice(next(iter(self._actors)), Act.KILL)
             self.steps.append(Step(choice, pending))
             self.time.calls += 1
             self.time.seconds += choice.seconds
