@@ -1,8 +1,8 @@
-"""Executable specification of upkeep beside a running night: restore, reprocess, tombstone expiry, failed marks, vacuum, units.
+"""The upkeep of a table during a night, in every order: restore, reprocess, tombstone expiry, failed marks, vacuum, units.
 
-    python3 maintenance.py            every configuration, every planted bug, one line each
-    python3 maintenance.py -v NAME    one of them, with its shortest counterexample
-    python3 maintenance.py --list     the names
+    python docs/model/maintenance.py            every configuration and every planted bug, one line each
+    python docs/model/maintenance.py -v NAME    one of them, with its shortest counterexample
+    python docs/model/maintenance.py --list     the names
 
 `Upkeep` is a table of two partitions; `Units` is one big partition that workers merge in parts.
 The explorer, the store and the faults are those of protocol.py.
@@ -177,7 +177,7 @@ class Upkeep(Flow):
         )
 
     def build(self, world, p, n, head):
-        """Partition p from manifest `head` to ledger number n: (results, withdrawn, batches read) or None where files are gone."""
+        """Partition p from manifest `head` to ledger number n: (results, withdrawn, batches read), or None if files are gone."""
         ledger, base = world.ledger, head
         back = [
             r for r in range(head.merged + 1, n + 1) if ledger[r - 1].kind == "restore" and self.touches(ledger, p, r)
@@ -336,7 +336,8 @@ class Upkeep(Flow):
             version.withdrawn,
         ]
         if appended != sum(counts):
-            return f"reconcile: partition {name} at merged={n}: appended {appended}, but live and tombstones, superseded, dropped, refused, withdrawn are {counts}"
+            kinds = "live and tombstones, superseded, dropped, refused, withdrawn"
+            return f"reconcile: partition {name} at merged={n}: appended {appended}, but {kinds} are {counts}"
         if any(("entry", p, i, b.id) in world.gone for i, b in enumerate(version.buckets)):
             return f"G6: a manifest of {name} is committed that names a file which vacuum removed"
         return None
@@ -347,7 +348,8 @@ class Upkeep(Flow):
             if p not in snap.lagging and self.counting(world.ledger, p, at) != self.counting(
                 world.ledger, p, snap.batch
             ):
-                return f"G3: snapshot {snap.batch} shows batches {self.counting(world.ledger, p, at)} of partition {self.PARTITIONS[p]}, {self.counting(world.ledger, p, snap.batch)} count there"
+                shown, counts = self.counting(world.ledger, p, at), self.counting(world.ledger, p, snap.batch)
+                return f"G3: snapshot {snap.batch} shows batches {shown} of partition {self.PARTITIONS[p]}, {counts} count there"
         return Flow.check_snapshot(self, world, snap)
 
     def tidy(self, world):
@@ -581,9 +583,9 @@ class Upkeep(Flow):
 
     def raw_steps(self, world):
         yield from Flow.raw_steps(self, world)
-        if world.poison and self.repair:
-            if any(world.poison[1] <= len(world.ledger) and c[-1].failed for c in world.chains):
-                yield "operator: removes the cause, redrives", False, world._replace(poison=()), None
+        failed = any(c[-1].failed for c in world.chains)
+        if world.poison and self.repair and failed and world.poison[1] <= len(world.ledger):
+            yield "operator: removes the cause, redrives", False, world._replace(poison=()), None
 
     def restore(self, world, me, state, put):
         pc, ledger = state[0], world.ledger

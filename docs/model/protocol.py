@@ -1,8 +1,8 @@
-"""Executable specification of the commit protocol: an explicit-state model checker without dependencies.
+"""The commit protocol in every order of calls: an explicit-state model checker without dependencies.
 
-    python3 protocol.py            every configuration and every planted bug, one line each
-    python3 protocol.py -v NAME    one of them, with its shortest counterexample
-    python3 protocol.py --list     the names
+    python docs/model/protocol.py            every configuration and every planted bug, one line each
+    python docs/model/protocol.py -v NAME    one of them, with its shortest counterexample
+    python docs/model/protocol.py --list     the names
 
 `Flow` is append, dedupe, compact, publish, latest; `Cleaning` is one chain with trimming, fence and vacuum.
 One step of an actor is one call of the store. Every interleaving within the bounds is visited.
@@ -275,7 +275,8 @@ class Flow:
         truth = self.truth(world.ledger, p, version.merged)
         if {r.key: r for r in rows} != truth:
             got, want = sorted(r.source for r in rows), sorted(r.source for r in truth.values())
-            return f"G1/G3: partition {self.PARTITIONS[p]} says merged={version.merged} and holds {got}, the ledger up to there says {want}"
+            name = self.PARTITIONS[p]
+            return f"G1/G3: partition {name} says merged={version.merged} and holds {got}, the ledger up to there says {want}"
         return None
 
     def check_snapshot(self, world, snap):
@@ -285,7 +286,10 @@ class Flow:
         for p, v in enumerate(snap.versions):
             merged, want = world.chains[p][v].merged, self.last_touch(world.ledger, p, snap.batch)
             if merged > want or (merged < want and p not in snap.lagging):
-                return f"G3: snapshot {snap.batch} shows partition {self.PARTITIONS[p]} at merged={merged}, whole batches need {want}, and it is not named lagging"
+                shown = f"partition {self.PARTITIONS[p]} at merged={merged}"
+                return (
+                    f"G3: snapshot {snap.batch} shows {shown}, whole batches need {want}, and it is not named lagging"
+                )
         return None
 
     def land(self, world, chain, body):
@@ -529,8 +533,9 @@ class Flow:
                 )
             else:
                 results = self.results(world, p, n, start, chain[last])
+                merged, batches = chain[last].merged, self.pending(world, p, n, start, chain[last].merged)
                 yield (
-                    f"reads manifest {self.PARTITIONS[p]} v{last} (merged={chain[last].merged}), merges batches {self.pending(world, p, n, start, chain[last].merged)}",
+                    f"reads manifest {self.PARTITIONS[p]} v{last} (merged={merged}), merges batches {batches}",
                     False,
                     put(world, ("put", p, n, start, last, results)),
                     None,
@@ -760,11 +765,10 @@ class Flow:
             )
             files = tuple(f for _, fs in chain[v].buckets for f in fs)
             got = {r.key: r for r in self.live(self.merge(files, self.rows(world.ledger, p, pending)))}
-            problem = (
-                None
-                if got == self.truth(world.ledger, p, upto)
-                else f"G3: `latest` up to batch {upto} shows {self.PARTITIONS[p]} v{v} (merged={chain[v].merged}) and pending {pending}: not the batches <= {upto}"
-            )
+            problem = None
+            if got != self.truth(world.ledger, p, upto):
+                found = f"{self.PARTITIONS[p]} v{v} (merged={chain[v].merged}) and pending {pending}"
+                problem = f"G3: `latest` up to batch {upto} shows {found}: not the batches <= {upto}"
             shown += (v,)
             after = ("end",) if len(shown) == len(self.PARTITIONS) else ("read", s, upto, shown)
             yield (

@@ -339,11 +339,13 @@ class Chain(Generic[Body]):
                 pass
             # Taken or unknown: only the stored version can answer (one of our own retries may have found our own version).
             stored = self.get(link.number)
+            head = self.newest_number() if stored is None else None
+            if head is not None and head >= link.number:
+                stored = self.get(link.number)  # a late create may have arrived since
+                if stored is None:
+                    return "unknown"  # it existed and was trimmed: whose it was can't be found out any more
             if stored is not None:
                 return "won" if stored.write_id == link.write_id else "lost"
-            head = self.newest_number()
-            if head is not None and head >= link.number:
-                return "unknown"  # it existed and was trimmed: whose it was can't be found out any more
         raise StoreUnavailableError(
             "store-unreachable",
             f"{self._store.uri(name)}: {SENDS} attempts to create it got no answer. It may still appear; "

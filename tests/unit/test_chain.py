@@ -4,7 +4,9 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
 from lakeupsert.retries import SENDS
-from lakeupsert.storage import LocalStore, StoreUnavailableError
+from lakeupsert.storage import LocalStore, ObjectInfo, StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import LARGEST, REMEMBERED, Chain
 from tests.harness.faults import Fault, FaultyStore, Points
@@ -133,6 +135,25 @@ def test_lost_answer_behind_another_writer_is_found_to_be_lost(chain: Chain[Body
     grown(chain, 2)
     points.arm(0, Fault.BEFORE)
     assert chain.append(Body(3), head).result == "lost"
+
+
+def test_create_that_arrives_between_the_looks_for_it_has_won(tmp_path: Path) -> None:
+    """Found by `make simulate`: it counted as trimmed, so nobody sent the messages of a committed batch."""
+
+    class Late(FaultyStore):
+        sent: tuple[str, bytes] | None = None
+
+        def create(self, name: str, data: bytes) -> bool:
+            self.sent = name, data
+            raise UnknownOutcomeError(name)
+
+        def list(self, prefix: str, **options: Any) -> Iterator[ObjectInfo]:
+            if self.sent is not None:
+                self._store.create(*self.sent)
+            return super().list(prefix, **options)
+
+    chain = Chain(Late(LocalStore(tmp_path), Points()), "c", "thing", Body, never_falls)
+    assert chain.append(Body(5), None).result == "won"
 
 
 def test_trimmed_version_behind_a_lost_answer_is_unknown(chain: Chain[Body], points: Points, tmp_path: Path) -> None:
