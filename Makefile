@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: house help planted fuzz sbom setup tag test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-stream bench-latency \
+.PHONY: house help planted simulate model fuzz sbom setup tag test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-stream bench-latency \
     bench-azure bench-kernels bench-guard bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
@@ -235,6 +235,13 @@ test-capture: setup capture ## what Debezium records of PostgreSQL and MariaDB u
 
 planted: setup ## plants each fault of tests/planted/bugs.toml and expects a test of `make test` to fail; minutes; PLANTED_ARGS="restore queue"
 	@$(BIN)/python tests/planted/check.py $(PLANTED_ARGS)
+
+simulate: setup ## the real code of several actors in orders that a seed chooses; the next 1,000 of them, minutes; SIMULATE_ARGS="--schedules 1000000"
+	@$(BIN)/python -m tests.simulate $(SIMULATE_ARGS)
+
+model: setup ## every order of calls of the commit protocol, as a model (docs/model); ten minutes, 4 GB
+	@$(BIN)/python docs/model/protocol.py
+	@$(BIN)/python docs/model/maintenance.py
 
 bench: setup ## one night against the plain Spark window; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.peers night --sides plain ours-rewrite --again $(BENCH_ARGS)

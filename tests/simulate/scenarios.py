@@ -15,8 +15,9 @@ import pytest
 from lakeupsert.operations import reprocess
 from lakeupsert.pipeline import previews, strategy
 from lakeupsert.pipeline.append import trial
+from lakeupsert.pipeline.merge import units
 from lakeupsert.pipeline.workers import worker
-from lakeupsert.rows import vectors
+from lakeupsert.rows import datafiles, vectors
 from tests.harness.lake import row
 from tests.simulate import actors
 from tests.simulate.actors import Body
@@ -64,6 +65,14 @@ def several(world: World) -> None:
     world.land("7.jsonl", [row("a", 0, 4, 7)])
 
 
+def moving(world: World) -> None:
+    """As `waiting`, and the key of a row moves to another partition twice."""
+    waiting(world)
+    world.land("4.jsonl", [row("a", 1, 4, 5), row("c", 0, 4, 5)])
+    world.table.append(host="local")
+    world.land("5.jsonl", [row("a", 0, 6, 6), row("c", 1, 2, 6)])
+
+
 def cleaned(world: World) -> None:
     several(world)
     world.scheduler.time.seconds += 9 * 86_400
@@ -99,6 +108,8 @@ SCENARIOS = {
     "restore, vacuum": _of(cleaned, KEPT, actors.restore, actors.vacuum, actors.night, actors.latest),
     "reprocess": _of(several, {}, *NIGHT, actors.reprocess, actors.compact),
     "reprocess, restore": _of(several, {}, actors.reprocess, actors.restore, actors.night),
+    "keys of the table": _of(moving, {"key_scope": "table"}, actors.night, actors.reader, actors.append, actors.worker),
+    "units": _of(several, {"bucket": "2500B"}, *NIGHT, actors.compact, worker2=actors.worker),
     "statements": _of(waiting, {}, actors.update, actors.delete, actors.night, actors.reader),
 }
 
@@ -123,10 +134,13 @@ class SerialPool:
 
 @contextmanager
 def constants() -> Iterator[None]:
-    """Small tables get deltas and previews. No file is tried in a process, and no other thread works."""
+    """Small tables get deltas, buckets, units and previews. No file is tried in a process, and no other thread works."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strategy, "SMALL_BYTES", 0)
         patch.setattr(vectors, "INLINE_BYTES", 0)
+        patch.setattr(datafiles, "BARE_BYTES", 0)
+        patch.setattr(datafiles, "COLUMN_BYTES", 0)
+        patch.setattr(units, "ALONE_BUCKETS", 0)
         patch.setattr(previews, "LEAST_PARTITIONS", 1)
         patch.setattr(trial, "ending_files", lambda *args: {})
         patch.setattr(reprocess, "ThreadPoolExecutor", SerialPool)
