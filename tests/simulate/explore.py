@@ -126,8 +126,8 @@ class Chance:
         self._walk = 0.0 if chance.random() < 0.7 else 10 ** chance.uniform(-2, -0.3)
         self._changes = {chance.randrange(length) for _ in range(chance.randint(1, 6))}
         self._faults: dict[int, Act | float] = {}
-        for _ in range(chance.choice([0, 0, 1, 1, 2])):
-            faults: list[Act | float] = [Act.KILL, Act.LOSE, Act.DELAY, chance.choice(JUMPS)]
+        for _ in range(chance.choice([0, 1, 1, 2, 2])):
+            faults: list[Act | float] = [Act.KILL, Act.LOSE, Act.DELAY, *chance.sample(JUMPS, 2)]
             self._faults[chance.randrange(length)] = chance.choice(faults)
         self._due: list[Act] = []
 

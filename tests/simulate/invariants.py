@@ -18,6 +18,7 @@ from lakeupsert.errors import TryAgainError
 from lakeupsert.table.layout import HOME
 from tests.simulate.world import World
 
+_MEASURED = re.compile(rb'"seconds":[\d.]+|"digest":"[0-9a-f]{64}"')
 LEASES_END = 600.0
 """After so many seconds, messages that dead workers had received come again."""
 _CHAIN = re.compile(rf"{HOME}/(.*)/v(\d{{20}})\.json")
@@ -101,12 +102,12 @@ def check_reads(world: World) -> None:
 
 
 def state(world: World) -> bytes:
-    """A hash of all that `check` looks at. Equal states need one check."""
+    """A hash of all that `check` looks at, less how long merges took. Equal states need one check."""
     seen = hashlib.sha256()
     for store in (world.processed, world.landing):
         for name, one in sorted(store.objects.items()):
-            seen.update(f"{name} {one.modified} ".encode() + one.data)
-        seen.update(repr([name for name, _ in store.created]).encode())
+            data = _MEASURED.sub(b"", one.data) if name.endswith(".json") else one.data
+            seen.update(f"{name} {one.modified} ".encode() + data)
     told = (
         world.acknowledged,
         world.reads,

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from lakeupsert import clock
 from lakeupsert.queue import DeadLetter, Lease, Message, QueueStats
-from lakeupsert.queue.base import ALONE_FROM
 from lakeupsert.storage import NotFoundError, ObjectInfo, Requests, UnknownOutcomeError
 from lakeupsert.storage.base import NOTHING, last_left_out, parts_of
 
@@ -145,7 +144,7 @@ class _Waiting:
 
 @dataclass
 class MemoryQueue:
-    """See `lakeupsert.queue.base.WorkQueue`."""
+    """See `lakeupsert.queue.base.WorkQueue`. A receive takes one message, so that workers share the messages of a batch."""
 
     max_receives: int = 5
     waiting: dict[int, _Waiting] = field(default_factory=dict)
@@ -160,21 +159,13 @@ class MemoryQueue:
             self.waiting[self.sent] = _Waiting(Message.decode(message.encode()), self._now())
 
     def receive(self, limit: int, lease_seconds: float, wait_seconds: float = 0.0) -> list[Lease]:
-        leases: list[Lease] = []
         for number, one in sorted(self.waiting.items()):
-            if len(leases) == limit:
-                break
             if one.buried is None and one.visible_at <= self._now():
-                suspicious = one.receives + 1 >= ALONE_FROM
-                if suspicious and leases:
-                    break
                 lease = Lease(one.message, one.receives + 1, clock.new_id())
                 until = self._now() + lease_seconds
                 self.waiting[number] = replace(one, receives=lease.receives, token=lease.token, visible_at=until)
-                leases.append(lease)
-                if suspicious:
-                    break
-        return leases
+                return [lease]
+        return []
 
     def extend(self, lease: Lease, lease_seconds: float) -> bool:
         return self._change(lease, lambda one: replace(one, visible_at=self._now() + lease_seconds))

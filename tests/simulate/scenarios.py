@@ -48,9 +48,10 @@ def waiting(world: World) -> None:
 
 
 def appended(world: World) -> None:
-    """A batch waits to be merged, another one to be appended."""
+    """A batch waits to be merged, with each message twice, and another one to be appended."""
     waiting(world)
     world.table.append(host="local")
+    world.table.send_missing()
     world.land("4.jsonl", [row("a", 0, 1, 4), row("c", 0, 1, 4)])
 
 
@@ -100,7 +101,9 @@ SCENARIOS = {
     "two leaders": _of(waiting, {}, actors.lander, actors.worker, one=actors.leader, two=actors.leader),
     "leader, night": _of(waiting, {}, actors.leader, actors.night, actors.lander, actors.latest),
     "compact": _of(several, {}, *NIGHT, actors.compact, actors.reader),
-    "vacuum": _of(cleaned, KEPT, *NIGHT, actors.vacuum, worker2=actors.worker),
+    "append, vacuum": _of(cleaned, KEPT, actors.append, actors.vacuum),
+    "worker, vacuum": _of(cleaned, KEPT, actors.worker, actors.vacuum),
+    "night, vacuum": _of(cleaned, KEPT, *NIGHT, actors.vacuum, worker2=actors.worker),
     "two vacuums, compact": _of(cleaned, KEPT, actors.night, actors.compact, one=actors.vacuum, two=actors.vacuum),
     "maintain, leader": _of(cleaned, KEPT, actors.leader, actors.maintain, actors.worker, actors.lander),
     "restore": _of(several, {}, *NIGHT, actors.restore, actors.reader),
