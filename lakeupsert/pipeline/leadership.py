@@ -15,7 +15,6 @@ import socket
 
 from lakeupsert import clock
 from lakeupsert.retries import LEADER_SECONDS
-from lakeupsert.storage import NotFoundError
 from lakeupsert.table.chain import Chain, Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.lease import Lease
@@ -53,10 +52,7 @@ class Leadership:
         """Whether this process leads. Takes the lease or renews it where it may."""
         if self.leads and clock.elapsed() - self._changed_at < self._seconds / 3:
             return True
-        try:
-            newest = self._chain.head(self._seen)
-        except NotFoundError:  # its successor was appended meanwhile
-            return False
+        newest = self._chain.head(self._seen)
         if (newest and newest.write_id) != (self._seen and self._seen.write_id):
             self._seen, self._changed_at = newest, clock.elapsed()
         alive = newest is not None and not newest.body.released and clock.elapsed() - self._changed_at < self._seconds

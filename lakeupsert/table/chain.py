@@ -168,7 +168,13 @@ class Chain(Generic[Body]):
         fresh = known is not None and read_at - known.read_at < FRESH_SECONDS
         if known is not None and known.number == number and known.etag in (info.etag, "" if fresh else None):
             return replace(known, read_at=read_at, etag=info.etag)
-        return replace(self._read(number, read_at), etag=info.etag)
+        try:
+            return replace(self._read(number, read_at), etag=info.etag)
+        except NotFoundError:  # appended behind and trimmed since it was listed
+            read_at, newer = clock.elapsed(), self._newest()
+            if newer is None or self.number(newer.name) <= number:
+                raise
+            return self.listed_head(newer, read_at)
 
     def newest_number(self) -> int | None:
         """The head's number, by one LIST; None if the chain is empty."""

@@ -156,6 +156,23 @@ def test_create_that_arrives_between_the_looks_for_it_has_won(tmp_path: Path) ->
     assert chain.append(Body(5), None).result == "won"
 
 
+def test_head_that_is_trimmed_before_it_is_read_gives_way_to_the_newer_one(
+    chain: Chain[Body], points: Points, tmp_path: Path
+) -> None:
+    """Found by `make simulate`: a vacuum beside another command ended that one with an error of a missing object."""
+    grown(chain, 5)
+    other = Chain(LocalStore(tmp_path), "c", "thing", Body, never_falls)
+
+    def trim() -> None:
+        grown(other, 6)
+        LocalStore(tmp_path).delete([other.name(0)])
+
+    points.amid(0, trim, "get")
+    head = chain.head()
+    assert head is not None
+    assert (head.number, head.body.value) == (1, 6)
+
+
 def test_trimmed_version_behind_a_lost_answer_is_unknown(chain: Chain[Body], points: Points, tmp_path: Path) -> None:
     """It may have been ours: nothing may be deleted."""
     grown(chain, 1)
