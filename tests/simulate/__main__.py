@@ -2,7 +2,7 @@
 
 python -m tests.simulate                              the next 1,000 random schedules, from where the last call ended
 python -m tests.simulate --schedules 1000000          so many; it may be stopped and goes on where it was
-python -m tests.simulate --exhaust "two appends"      every schedule of that scenario with at most --preemptions
+python -m tests.simulate --exhaust "two appends"      every schedule of that scenario, within --preemptions and --faults
 python -m tests.simulate --replay "two appends" "one:12 two one!"       one schedule, call by call
 python -m tests.simulate --list                       the scenarios
 """
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         if options.replay:
             return _replay(*options.replay)
         if options.exhaust:
-            return _exhaust(options.exhaust, options.preemptions, options.kills, options.schedules, options.shrink)
+            return _exhaust(options.exhaust, options.preemptions, options.faults, options.schedules, options.shrink)
         return _random(options.schedules, Path(options.progress), options.shrink)
 
 
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--progress", default=str(PROGRESS))
     parser.add_argument("--exhaust", metavar="SCENARIO", choices=SCENARIOS)
     parser.add_argument("--preemptions", type=int, default=1)
-    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--faults", type=int, default=0)
     parser.add_argument("--replay", nargs=2, metavar=("SCENARIO", "SCHEDULE"))
     parser.add_argument("--shrink", type=int, default=200, help="schedules to run for a shorter one that fails, too")
     parser.add_argument("--list", action="store_true")
@@ -74,12 +74,12 @@ def _random(schedules: int, progress: Path, shrinks: int) -> int:
     return 0
 
 
-def _exhaust(name: str, preemptions: int, kills: int, most: int, shrinks: int) -> int:
-    begun, search = time.monotonic(), Exhaust(Runner(), name, preemptions, kills)
+def _exhaust(name: str, preemptions: int, faults: int, most: int, shrinks: int) -> int:
+    begun, search = time.monotonic(), Exhaust(Runner(), name, preemptions, faults)
     outcome = search.run(most)
     if outcome is not None:
         return _report(search.runner, outcome, shrinks)
-    found, bounds = search.runner, f"{preemptions} preemptions and {kills} faults"
+    found, bounds = search.runner, f"{preemptions} preemptions and {faults} faults"
     print(
         f"{name}: {'all' if search.is_done else 'the first'} {found.schedules:,} schedules with at most {bounds} hold in "
         f"{time.monotonic() - begun:,.0f} s; they end in {len(found.checked):,} states"

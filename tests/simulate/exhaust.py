@@ -26,10 +26,14 @@ class _Frame:
 
 
 class Exhaust:
-    """Runs schedule after schedule; ``is_done`` once there is no other."""
+    """Runs schedule after schedule; ``is_done`` once there is no other.
 
-    def __init__(self, runner: Runner, scenario: str, preemptions: int, kills: int) -> None:
-        self.runner, self._scenario, self._preemptions, self._kills = runner, scenario, preemptions, kills
+    A fault is a death before a call that writes, or a create whose answer is lost. A death before a read leaves as much as one
+    before the next write.
+    """
+
+    def __init__(self, runner: Runner, scenario: str, preemptions: int, faults: int) -> None:
+        self.runner, self._scenario, self._preemptions, self._faults = runner, scenario, preemptions, faults
         self._frames: list[_Frame] = []
         self.is_done = False
 
@@ -51,9 +55,9 @@ class Exhaust:
     def _find_races(self, steps: Sequence[Step]) -> None:
         preempted = _preemptions(steps)
         begins = _turns(steps)
-        kills = [0]
+        faults = [0]
         for step in steps:
-            kills.append(kills[-1] + (step.choice.act is not Act.GO))
+            faults.append(faults[-1] + (step.choice.act is not Act.GO))
         for later, second in enumerate(steps):
             for earlier in range(later):
                 first = steps[earlier]
@@ -61,7 +65,7 @@ class Exhaust:
                     continue
                 for place in {earlier, begins[earlier]}:
                     self._try(steps, place, Choice(second.choice.actor), preempted)
-            if kills[later] < self._kills and second.call.writes and second.choice.actor not in (NETWORK, TIME):
+            if faults[later] < self._faults and second.call.writes and second.choice.actor not in (NETWORK, TIME):
                 self._frames[later].add(Choice(second.choice.actor, Act.KILL))
                 if second.call.kind == "create":
                     self._frames[later].add(Choice(second.choice.actor, Act.LOSE))

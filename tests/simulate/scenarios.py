@@ -1,7 +1,4 @@
-"""Worlds, and who acts in them.
-
-A world has three published batches, so that there is something to restore, to compact and to expire; and files that wait.
-"""
+"""Worlds, and who acts in them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future

@@ -25,7 +25,7 @@ from tests.simulate.scenarios import SCENARIOS, constants
 from tests.simulate.scheduler import Call
 
 SCHEDULES = 300
-"""As many as a core runs in half a minute."""
+"""As many as a core runs in less than a minute."""
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_random_schedules_of_every_scenario_hold(tmp_path: Path) -> None:
 
 
 def test_all_schedules_of_two_appends_with_one_preemption_hold() -> None:
-    search = Exhaust(Runner(), "two appends", preemptions=1, kills=0)
+    search = Exhaust(Runner(), "two appends", preemptions=1, faults=0)
     assert search.run(100) is None
     assert search.is_done
     assert len(search.runner.checked) > 3  # either may win, before or after it has read, or not be needed
@@ -90,7 +90,7 @@ def test_a_fault_is_found_and_shown_by_few_switches(monkeypatch: pytest.MonkeyPa
     assert "counts twice" in small.problem
     assert small.switches <= min(2, found.switches)
     assert Runner().run("two appends", follow(read(small.schedule))).problem == small.problem
-    exhausted = Exhaust(Runner(), "two appends", preemptions=1, kills=0).run(100)
+    exhausted = Exhaust(Runner(), "two appends", preemptions=1, faults=0).run(100)
     assert exhausted is not None
     assert "counts twice" in exhausted.problem
 
