@@ -31,8 +31,8 @@ Reader.of = staticmethod(_of)  # type: ignore[assignment, method-assign]
 
 
 def opened(root: str, **settings: Any) -> Table:
-    given: dict[str, Any] = {"landing": f"{root}/landing", "processed": f"{root}/processed", **settings}
-    table = Table("t", TableSettings(key=("id",), partition_by=(), order_by=("id",), **given))
+    given: dict[str, Any] = {"landing": f"{root}/landing", "processed": f"{root}/processed", "key": ("id",), **settings}
+    table = Table("t", TableSettings(partition_by=(), order_by=("id",), **given))
     table._table.resources.landing = EndingStore(f"{root}/landing")
     return table
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lakeupsert import RefusedError, Table
+from lakeupsert import ConfigurationError, RefusedError, Table
 from lakeupsert.operations import vacuum
 from lakeupsert.operations.ingest import IngestOptions, ingest
 from lakeupsert.pipeline.append import trial
@@ -81,6 +81,26 @@ def test_it_is_set_aside_and_the_others_are_taken(host: Any, tmp_path: Path) -> 
     land(tmp_path, "later")
     assert run(tmp_path, host) == (0, "\n")
     assert ids(table) == ["a-0", "later-0", "z-0"]
+
+
+def test_the_first_batch_of_a_table(tmp_path: Path) -> None:
+    land(tmp_path, "a", "ends-abort")
+    assert run(tmp_path) == (-signal.SIGABRT, "")
+    assert has_sign(tmp_path)
+    code, warnings = run(tmp_path)
+    assert code == 0
+    assert "2 files of this batch had to pass in another process" in warnings
+    table = opened(str(tmp_path))
+    assert ids(table) == ["a-0"]
+    assert [text.partition(":")[0] for text in refused(table)] == ["ends-abort.csv"]
+    assert not has_sign(tmp_path)
+
+
+def test_a_first_batch_that_is_refused_leaves_no_sign(tmp_path: Path) -> None:
+    land(tmp_path, "a")
+    with pytest.raises(ConfigurationError, match="which no readable file has"):
+        opened(str(tmp_path), key=("absent",)).run(host="local")
+    assert not [*LocalStore(tmp_path / "processed").list("")]
 
 
 def test_a_file_whose_reading_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

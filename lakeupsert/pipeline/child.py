@@ -1,0 +1,124 @@
+"""A process that reads what others wrote, for this one: its crash, its hang and its lack of memory are errors here.
+
+    this process -- a function and its arguments --> child -- the result, or the error that it raised --> this process
+"""
+
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from typing import TypeVar, cast
+
+import pyarrow as pa
+
+from lakeupsert import clock
+from lakeupsert.errors import TryAgainError
+from lakeupsert.phrases import BELOW_MAIN
+from lakeupsert.pipeline.workers.drain_queues import limit_bytes
+
+Found = TypeVar("Found")
+MEMORY_SHARE = 0.5
+"""A call may take so much of this machine's memory. More would end other processes."""
+
+
+class EndedError(Exception):
+    """What was read ended the process, or would have. The text says how, in one sentence."""
+
+
+class Child:
+    """One process, for one call at a time. After an EndedError it has ended."""
+
+    def __init__(self) -> None:
+        context = get_context("spawn")  # a copy of this process would have its locks and connections
+        self._answers, theirs = context.Pipe()
+        memory = int(limit_bytes() * MEMORY_SHARE)
+        self._process = context.Process(target=_answer_calls, args=(theirs, memory), daemon=True)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C reaches it too, and this process ends it
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        try:
+            self._answers.recv()  # it has started, which takes long on a busy machine
+        except EOFError as e:
+            raise TryAgainError(
+                "worker-died",
+                f"The process that reads for this one ended before it began ({self._ending()}). Nothing was committed.",
+                next=f"run the same command again; {BELOW_MAIN}",
+            ) from e
+
+    def call(
+        self,
+        seconds: float,
+        function: Callable[..., Found],
+        *args: object,
+        alive: Callable[[], object] = lambda: None,
+    ) -> Found:
+        """What a picklable function returns or raises there. ``alive``: called every second.
+
+        Raises EndedError if the process ends, or if the call takes longer than ``seconds`` or too much memory.
+        """
+        begun = clock.elapsed()
+        try:
+            self._answers.send((function, args))
+            while not self._answers.poll(min(1.0, seconds)):
+                alive()
+                if clock.elapsed() - begun > seconds:
+                    raise EndedError(f"It was not read to its end within {seconds:.0f} seconds.")
+            found = self._answers.recv()
+            if isinstance(found, EndedError):
+                raise found
+        except EndedError:
+            self.end()
+            raise
+        except (EOFError, OSError) as e:
+            raise EndedError(f"A process that reads it ends ({self._ending()}).") from e
+        if isinstance(found, Exception):
+            raise found
+        return cast(Found, found)
+
+    def _ending(self) -> str:
+        self._process.join()
+        code = self._process.exitcode or 0
+        return (signal.strsignal(-code) or f"signal {-code}") if code < 0 else f"exit code {code}"
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._answers.close()
+
+
+def _answer_calls(answers: Connection, memory: int) -> None:
+    """Call functions until the other end is closed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    resource.setrlimit(resource.RLIMIT_AS, (_mapped_bytes() + memory,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answers.send(None)
+    with suppress(EOFError):
+        while True:
+            function, args = answers.recv()
+            try:
+                found = function(*args)
+            except (MemoryError, pa.ArrowMemoryError):
+                found = EndedError(f"It takes more than {memory / 1e9:.1f} GB of memory.")
+            except Exception as e:
+                found = e
+            answers.send(found)
+
+
+def _end_with_parent() -> None:
+    """A call that never ends would outlive a parent that was killed."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _mapped_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as sizes:
+        return int(sizes.read().split()[0]) * resource.getpagesize()
