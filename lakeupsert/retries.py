@@ -122,6 +122,9 @@ HEAD_SECONDS = 10
 """How long a connection may have no request, or one whose head is not complete. Less: slow networks are cut off."""
 BODY_SECONDS = 60.0
 """How long a body may take. It occupies one of the open requests for that time."""
+READ_BODY_SECONDS = 10.0
+"""How long a body may take to be read, and a second more for each megabyte. Less: a busy server refuses good rows. With more, a
+client stops waiting for the answer (`CLIENT_SECONDS`)."""
 CLIENT_ATTEMPTS, CLIENT_SECONDS = 8, 120
 """How often `Client.send` sends a batch, and how long it waits for an answer. A server may be away for 10 s: a restart."""
 

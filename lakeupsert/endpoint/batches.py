@@ -86,8 +86,7 @@ class Batches:
             return True
         stored = "Nothing was stored."
         if known is None:
-            with self._history:
-                accept_rows(self.table, path, data)
+            accept_rows(self.table, path, data, self._history)
             stored = "No row was stored, but new columns of these rows may be in the table."
             known = None if store.create(name, claim) else store.get(name)
         if known in (None, claim):

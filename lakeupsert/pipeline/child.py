@@ -1,12 +1,13 @@
 """A process that reads what others wrote, for this one: its crash, its hang and its lack of memory are errors here.
 
-    this process -- a function and its arguments --> child -- the result, or the error that it raised --> this process
+this process -- a function and its arguments --> child -- the result, or the error that it raised --> this process
 """
 
 import os
 import resource
 import signal
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import get_context, parent_process
@@ -37,7 +38,9 @@ class Child:
         self._answers, theirs = context.Pipe()
         memory = int(limit_bytes() * MEMORY_SHARE)
         self._process = context.Process(target=_answer_calls, args=(theirs, memory), daemon=True)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C reaches it too, and this process ends it
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, {signal.SIGINT}
+        )  # Ctrl-C reaches it too, and this process ends it
         try:
             self._process.start()
         finally:
@@ -107,6 +110,7 @@ def _answer_calls(answers: Connection, memory: int) -> None:
             except (MemoryError, pa.ArrowMemoryError):
                 found = EndedError(f"It takes more than {memory / 1e9:.1f} GB of memory.")
             except Exception as e:
+                e.add_note(f"In another process:\n{traceback.format_exc()}")
                 found = e
             answers.send(found)
 

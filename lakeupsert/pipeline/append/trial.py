@@ -1,7 +1,7 @@
 """Landing files that end the process which reads them: after such an end, each is first read in another process.
 
 Reads     the chain of signs; landing files
-Writes    two signs around the reading of a batch: one that it begins, one that it has ended; it deletes them if no table came of it
+Writes    two signs around the reading of a batch, that it begins and that it has ended; both go if that made no table
 Repeat    safe: a sign that is missing costs time only
 
     newest sign -- ended --> sign: begins --------> read all -- done, or an error of ours --> sign: ended

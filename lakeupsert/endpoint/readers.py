@@ -1,0 +1,39 @@
+"""The processes in which this one reads bodies, so that a body which ends its reader ends nothing else (ADR 0069)."""
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from lakeupsert.pipeline.child import Child, EndedError
+from lakeupsert.retries import READ_BODY_SECONDS
+
+Found = TypeVar("Found")
+MOST = 4
+"""Processes. More: they may take more memory together. Fewer: a body that is never read to its end keeps others waiting."""
+BYTES_A_SECOND = 1_000_000
+
+
+class Readers:
+    """Calls functions in other processes, from any thread. One starts when it is needed, and stays for later calls."""
+
+    def __init__(self) -> None:
+        self._turns = threading.BoundedSemaphore(MOST)
+        self._idle: list[Child] = []
+
+    def call(self, size: int, function: Callable[..., Found], *args: object) -> Found:
+        """What a picklable function returns or raises that reads a body of ``size`` bytes. Raises EndedError."""
+        with self._turns:
+            child = self._idle.pop() if self._idle else Child()
+            ended = False
+            try:
+                return child.call(READ_BODY_SECONDS + size / BYTES_A_SECOND, function, *args)
+            except EndedError:
+                ended = True
+                raise
+            finally:
+                if not ended:
+                    self._idle.append(child)
+
+
+READERS = Readers()
+"""Of this process, for all tables."""

@@ -1,0 +1,28 @@
+"""A reader of bodies that some bodies end, by a word in them. They hold nothing that would harm a reader."""
+
+import os
+import signal
+import time
+from typing import Any
+
+from lakeupsert.endpoint import check
+
+_read = check._read
+
+
+def read(name: str, file: Any, data: bytes, *given: Any) -> Any:
+    if b"ends-abort" in data:
+        os.abort()
+    if b"ends-never" in data:
+        signal.pause()
+    if b"ends-huge" in data:
+        bytearray(1 << 46)
+    if b"waits-for|" in data:
+        while not os.path.exists(data.split(b"|")[1]):
+            time.sleep(0.01)
+    return _read(name, file, data, *given)
+
+
+def begin() -> None:
+    """The processes in which this one reads bodies find the function by its module."""
+    check._read = read
