@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from lakeupsert.rows.arrays import Hashes, Indices, Mask, Rows
 from lakeupsert.rows.convert import as_mask
-from lakeupsert.rows.words import Texts, Words, byte_words, is_bytes, number_words, texts_of, values
+from lakeupsert.rows.words import Texts, Words, byte_words, few_long, is_bytes, number_words, texts_of, values
 from lakeupsert.table.manifest import Bucketed, share
 from lakeupsert.table.spec import TableSpec
 
@@ -113,6 +113,24 @@ def _hashes(columns: Sequence[pa.Array]) -> Hashes:
     for text in texts:
         if text is not None:
             sizes += 1 + _word_count(text.lengths)
+    hashes = np.empty(n, np.uint64)
+    if len(long := few_long(sizes << 3)):
+        for row in long.tolist():
+            words: list[int] = []
+            for numbers, text in zip(fixed, texts, strict=True):
+                words += map(int, (one[row] for one in numbers))
+                words += [int(text.lengths[row]), *text.words_of(row)] if text else []
+            hashes[row] = _xxh64_of_one(words)
+        if len(rest := np.delete(np.arange(n), long)):
+            fixed = [[one[rest] for one in numbers] for numbers in fixed]
+            texts = [text and text.take(rest) for text in texts]
+            hashes[rest] = _hashes_together(fixed, texts, sizes[rest])
+        return hashes
+    return _hashes_together(fixed, texts, sizes)
+
+
+def _hashes_together(fixed: Sequence[Sequence[Words]], texts: Sequence[Texts | None], sizes: Indices) -> Hashes:
+    """The hashes of rows with so many words, by a few calls of numpy for each word of the longest."""
     longest = sizes.max()
     if sizes.min() == longest:
         return _xxh64(_lanes(fixed, texts, sizes), sizes)
@@ -120,7 +138,7 @@ def _hashes(columns: Sequence[pa.Array]) -> Hashes:
     order = np.argsort((longest - sizes).astype(np.min_scalar_type(longest)), kind="stable")
     fixed = [[words[order] for words in of_column] for of_column in fixed]
     texts = [text and text.take(order) for text in texts]
-    hashes = np.empty(n, np.uint64)
+    hashes = np.empty(len(sizes), np.uint64)
     sizes = sizes[order]
     hashes[order] = _xxh64(_lanes(fixed, texts, sizes), sizes)
     return hashes
@@ -216,6 +234,32 @@ def _xxh64(lanes: Sequence[Words], sizes: Indices) -> Hashes:
     hashes *= _P3
     hashes ^= hashes >> np.uint64(32)
     return hashes
+
+
+def _xxh64_of_one(words: Sequence[int]) -> int:
+    """As `_xxh64`, of one message."""
+    p1, p2, p3, p4, whole = int(_P1), int(_P2), int(_P3), int(_P4), len(words) & ~3
+
+    def rotate(word: int, bits: int) -> int:
+        return (word << bits | word >> (64 - bits)) % 2**64
+
+    def mixed(word: int, total: int = 0) -> int:
+        return rotate((total + word * p2) % 2**64, 31) * p1 % 2**64
+
+    hash_, sums = int(_P5), list(map(int, _STARTS))
+    for i in range(0, whole, 4):
+        sums = [mixed(word, total) for word, total in zip(words[i : i + 4], sums, strict=True)]
+    if whole:
+        hash_ = sum(rotate(total, bits) for total, bits in zip(sums, (1, 7, 12, 18), strict=True))
+        for total in sums:
+            hash_ = ((hash_ ^ mixed(total)) * p1 + p4) % 2**64
+    hash_ += len(words) << 3
+    for word in words[whole:]:
+        hash_ = rotate((hash_ ^ mixed(word)) % 2**64, 27) * p1 + p4
+    hash_ %= 2**64
+    hash_ = (hash_ ^ hash_ >> 33) * p2 % 2**64
+    hash_ = (hash_ ^ hash_ >> 29) * p3 % 2**64
+    return hash_ ^ hash_ >> 32
 
 
 def _round(words: Words, total: Words | np.uint64 | None = None) -> Words:

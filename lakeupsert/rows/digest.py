@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from lakeupsert.rows.arrays import Hashes, Mask, Rows
 from lakeupsert.rows.rank import sortable
-from lakeupsert.rows.words import Words, byte_words, is_bytes, number_words, texts_of, values
+from lakeupsert.rows.words import Words, byte_words, few_long, is_bytes, number_words, texts_of, values
 from lakeupsert.table.spec import TableSpec
 
 _FACTOR, _LAST = np.uint64(0x9FB21C651E98DF25), np.uint64(0xD6E8FEB86659FD93)
@@ -114,6 +114,12 @@ def _with_bytes(hashes: Hashes, array: pa.Array, null: Mask | None) -> Hashes:
     if null is not None:
         words[null], texts.lengths[null] = _NULL, 0
     hashes = _mix(hashes, words)
+    for row in few_long(texts.lengths).tolist():
+        one = int(hashes[row])
+        for word in texts.words_of(row):
+            one = (one ^ word) * int(_FACTOR) % 2**64
+            one ^= one >> 32
+        hashes[row], texts.lengths[row] = one, 0
     for here, words in byte_words(texts):
         hashes[here] = _mix(hashes[here], words)
     return hashes

@@ -3,14 +3,19 @@
 import os
 import signal
 import sys
+from importlib import import_module
 from typing import Any
 
 from lakeupsert import Table
 from lakeupsert.config import TableSettings
 from lakeupsert.landing.files import Reader
+from lakeupsert.operations.init.propose import propose
+from lakeupsert.pipeline.append import trial
 from lakeupsert.storage import LocalStore
 
 _read = Reader.of
+_read_whole = trial._read
+_merge = import_module("lakeupsert.cli.set_up.try")._merge
 
 
 class EndingStore(LocalStore):
@@ -35,6 +40,21 @@ def opened(root: str, **settings: Any) -> Table:
     table = Table("t", TableSettings(partition_by=(), order_by=("id",), **given))
     table._table.resources.landing = EndingStore(f"{root}/landing")
     return table
+
+
+# Other processes find these by this module, and so read as above.
+
+
+def propose_here(*given: Any) -> Any:
+    return propose(*given)
+
+
+def read_here(*given: Any) -> None:
+    _read_whole(*given)
+
+
+def merge_here(*given: Any) -> Any:
+    return _merge(*given)
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """A landing file that ends the process which reads it costs itself only: the next process finds out, and takes all others."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from lakeupsert import ConfigurationError, RefusedError, Table
+from lakeupsert.cli import main
 from lakeupsert.operations import vacuum
 from lakeupsert.operations.ingest import IngestOptions, ingest
+from lakeupsert.operations.init import apart
 from lakeupsert.pipeline.append import trial
 from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.lease import Lease
+from tests.harness import ending_store
 from tests.harness.ending_store import opened
 
 KINDS = {
@@ -174,3 +179,18 @@ def test_a_script_that_every_process_would_run_again(tmp_path: Path) -> None:
     assert "__main__" in ended.stderr.splitlines()[-1]
     assert has_sign(tmp_path)
     assert refused(table) == []
+
+
+def test_init_and_try_leave_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "propose", ending_store.propose_here)
+    monkeypatch.setattr(trial, "_read", ending_store.read_here)
+    monkeypatch.setattr("lakeupsert.cli.set_up.try._merge", ending_store.merge_here)
+    land(tmp_path, "ends-abort")
+    landing = str(tmp_path / "landing")
+    with pytest.raises(RefusedError, match="is not read: A process that reads it ends"):
+        apart.propose_apart(landing, None, lambda: None)
+    land(tmp_path, "a", "b", rows=3)
+    done = CliRunner().invoke(main, ["try", landing, "--json"])
+    answer = json.loads(done.stdout)
+    assert "'ends-abort.csv' is not read: A process that reads it ends" in " ".join(answer["warnings"])
+    assert (answer["rows"], answer["quarantined"]) == (6, {"unreadable_file": 1})

@@ -13,6 +13,8 @@ from lakeupsert.operations.recompute.hash import hash_function
 from lakeupsert.read.hashed import hash_values
 from lakeupsert.rows.buckets import BLOCK_ROWS, buckets, hash_numbers, key_hashes
 from lakeupsert.rows.convert import convert
+from lakeupsert.rows.digest import row_hashes
+from lakeupsert.rows.words import FEW, LONG_BYTES
 from lakeupsert.table.spec import TableSpec
 from tests.harness.specs import create
 
@@ -204,6 +206,16 @@ def test_a_hash_does_not_depend_on_the_rows_around() -> None:
         assert key_hashes(table.slice(at, 1), spec).tolist() == [together[at]]
     distinct = set(zip(texts, numbers.tolist(), texts[::-1], strict=True))
     assert len(set(together.tolist())) == len(distinct)
+
+
+@pytest.mark.parametrize("size", [LONG_BYTES - 40, LONG_BYTES + 1, 3 * LONG_BYTES])
+def test_long_values_have_the_same_hash_one_by_one(size: int) -> None:
+    """A few of the longest are hashed without numpy, and those of equal length together."""
+    texts = ["y" * (size + n % 9) for n in range(9 * FEW)] + ["z"]
+    spec = spec_of(pa.string(), pa.int64(), pa.binary())
+    table = pa.table({"k0": texts, "k1": [7] * len(texts), "k2": [b"ab"] * len(texts)})
+    assert len(set(key_hashes(table, spec).tolist())) == 10
+    assert len(set(row_hashes(table, ["k0", "k1", "k2"]).tolist())) == 10
 
 
 def test_partition_columns_of_the_key_are_no_part_of_it() -> None:

@@ -111,11 +111,10 @@ def _translate(call: Call, target: Path, path: str | None, option: str, source: 
 
 
 def _propose(call: Call, target: Path, path: str, *, dry_run: bool) -> Answer:
-    from lakeupsert.operations.init.propose import propose  # imports Arrow
+    from lakeupsert.operations.init.apart import propose_apart  # imports Arrow
 
     with call.progress("init") as progress:
-        progress(f"sampling {path}")
-        found = propose(path, call.table)
+        found = propose_apart(path, call.table, partial(progress, f"sampling {path}"))
     text = file_text(found, path, target.parent)
     call.table = found.table
     command = f"`lakeupsert adopt {shlex.quote(path)}`" if found.hive else "`lakeupsert run`"

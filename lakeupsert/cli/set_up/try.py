@@ -2,8 +2,9 @@
 
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,11 +45,10 @@ def try_folder(call: Call, path: str) -> Answer:
       lakeupsert try landing/sales
     """
     from lakeupsert.api import Table  # imports Arrow
-    from lakeupsert.operations.init.propose import propose
+    from lakeupsert.operations.init.apart import propose_apart
 
     with call.progress("try") as progress, tempfile.TemporaryDirectory(prefix="lakeupsert-try-") as folder:
-        progress(f"sampling {path}")
-        found = propose(path, call.table)
+        found = propose_apart(path, call.table, partial(progress, f"sampling {path}"))
         if found.bytes > LARGEST:
             raise ConfigurationError(
                 "too-large-to-try",
@@ -57,17 +57,16 @@ def try_folder(call: Call, path: str) -> Answer:
             )
         call.table = found.table
         settings = _settings(found, path, Path(folder))
-        early_warnings: list[str] = []
+        appended, early_warnings = _merge_apart(found.table, settings, progress)
         with Table(found.table, settings) as table:
-            ran = table.run(host="local", workers=1, progress=progress, warn=early_warnings.append)
             shown = table.snapshot
             rows = table.head(ROWS) if shown else None
     if rows is None or shown is None:
-        why = "; ".join(append_warnings(ran.append, early_warnings)) or "they have no rows"
+        why = "; ".join(append_warnings(appended, early_warnings)) or "they have no rows"
         raise RefusedError("no-readable-file", f"No row of {path} can be shown: {why}.", next="correct these files")
-    warnings = (*found.warnings, *append_warnings(ran.append, early_warnings))
+    warnings = (*found.warnings, *append_warnings(appended, early_warnings))
     chosen = {name: found.settings[name].value for name in ("key", "partition_by", "order_by")}
-    refused = dict(ran.append.entry.quarantined) if ran.append else {}
+    refused = dict(appended.entry.quarantined) if appended else {}
     next_step = f"`{_command('init', path)}` writes these settings; then `lakeupsert run`"
     result = {
         "proposed": chosen,
@@ -80,10 +79,34 @@ def try_folder(call: Call, path: str) -> Answer:
     facts = [
         *((name, plain(", ".join(value) if value else "none")) for name, value in chosen.items()),
         ("rows", f"{shown.rows:,} in {count(shown.partitions, 'partition')}"),
-        *_refused(ran.append),
+        *_refused(appended),
         ("next", next_step),
     ]
     return Answer(result, f"{rows_text(rows)}\n\n{output.block(f'Table {found.table}', facts)}", warnings)
+
+
+def _merge_apart(
+    name: str, settings: TableSettings, progress: Callable[[str], None]
+) -> "tuple[AppendResult | None, list[str]]":
+    """Merge the files in another process. If one ends that, the next run reads each first in a process of its own."""
+    from lakeupsert.pipeline.child import Child, EndedError
+
+    child = Child()
+    try:
+        return child.call(float("inf"), _merge, name, settings, alive=partial(progress, "merging the files"))
+    except EndedError:
+        return _merge(name, settings)
+    finally:
+        child.end()
+
+
+def _merge(name: str, settings: TableSettings) -> "tuple[AppendResult | None, list[str]]":
+    """The batch, and earlier warnings."""
+    from lakeupsert.api import Table
+
+    warnings: list[str] = []
+    with Table(name, settings) as table:
+        return table.run(host="local", workers=1, warn=warnings.append).append, warnings
 
 
 def _command(name: str, path: str) -> str:

@@ -37,6 +37,8 @@ from lakeupsert.table.creation import create
 from lakeupsert.table.layout import HOME
 from lakeupsert.table.types import named_type, type_name
 
+NO_FILES: Mapping[str, str] = {}
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -71,8 +73,9 @@ class Proposal:
         return [name for name in ("partition_by", "key") if self.settings[name].value is None]
 
 
-def propose(address: str, table: str | None = None) -> Proposal:
+def propose(address: str, table: str | None = None, ended: Mapping[str, str] = NO_FILES) -> Proposal:
     """Propose settings for the landing zone or Hive-partitioned folder ``address``. ``table``: a name instead of the folder's.
+    ``ended``: files that ended an earlier process, with the reasons; they are not read.
 
     Raises:
         ConfigurationError: it is not a folder, has no files, or is the processed zone of a lakeupsert table.
@@ -80,7 +83,11 @@ def propose(address: str, table: str | None = None) -> Proposal:
     """
     store = open_landing(address)
     root = store.root if isinstance(store, LocalStore) else store.uri()
-    files, log = landing_files(store, root)
+    listed, log = landing_files(store, root)
+    files = [f for f in listed if f.name not in ended]
+    early = [f"{name!r} is not read: {why.rstrip('.')}" for name, why in ended.items()]
+    if not files:
+        raise _unreadable(root, early[0])
     names = [f.name for f in files]
     folders = _hive_folders(names) if can_commit(address) else None
     read = choose_reading(store, files, (), with_dates=folders is None)  # a table that exists has its types
@@ -88,14 +95,9 @@ def propose(address: str, table: str | None = None) -> Proposal:
     given = [] if _has_days(read.rows) else others
     if given:
         read = choose_reading(store, files, given, with_dates=True)
-    rows, warnings = read.rows, [*read.failures, *read.warnings]
+    rows, warnings = read.rows, [*early, *read.failures, *read.warnings]
     if not rows.count:
-        why = warnings[0] if warnings else read.describe_empty() or "they have no rows"
-        raise RefusedError(
-            "no-readable-file",
-            f"No row can be read in the sample files of {root}: {why}.",
-            next="correct or remove these files, then run the same command again",
-        )
+        raise _unreadable(root, warnings[0] if warnings else read.describe_empty() or "they have no rows")
     hive = None if folders is None else _hive_column(folders, rows)
     if hive is not None:
         rows.values[hive] = folder_values(rows.paths).take(pa.array(rows.file))
@@ -130,6 +132,13 @@ def propose(address: str, table: str | None = None) -> Proposal:
         warnings=(*warnings, *(warning for choice in settings.values() for warning in choice.warnings)),
     )
     return proposal if proposal.open else _with_check(proposal, rows)
+
+
+def _unreadable(root: str, why: str) -> RefusedError:
+    found = f"No row can be read in the sample files of {root}: {why}."
+    return RefusedError(
+        "no-readable-file", found, next="correct or remove these files, then run the same command again"
+    )
 
 
 def _columns(rows: Sample, schema: Mapping[str, str]) -> Iterator[Column]:
