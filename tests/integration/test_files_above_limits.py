@@ -14,7 +14,7 @@ from pyarrow import orc
 
 from lakeupsert import Table
 from lakeupsert.config import TableSettings
-from lakeupsert.landing.formats import limits
+from lakeupsert.landing.formats import jsonlines, jsonvalues, limits
 from lakeupsert.landing.formats.avrofile import HEADER
 
 MANY = 4_000_000
@@ -99,6 +99,8 @@ FILES: dict[str, Callable[[], tuple[str, bytes]]] = {
     ),
     "columns of CSV": lambda: ("a.csv", ",".join(["id", *(f"c{i}" for i in range(10_000))]).encode() + b"\nx\n"),
     "columns of JSON": lambda: ("a.jsonl", json.dumps({"id": "x"} | {f"c{i}": 1 for i in range(10_000)}).encode()),
+    "values of JSON": lambda: ("a.jsonl", b'{"id": "x", "v": [%s1]}' % (b'[1], "a,\\",", ' * 10_000)),
+    "cells of JSON": lambda: ("a.jsonl", b"\n".join(b'{"id": "%d", "c%d": 1}' % (n, n) for n in range(200))),
     "columns of Parquet": lambda: (
         "a.parquet",
         parquet(pa.table({"id": ["x"]} | {f"c{i}": [1] for i in range(10_000)})),
@@ -113,6 +115,9 @@ FILES: dict[str, Callable[[], tuple[str, bytes]]] = {
 def test_it_is_set_aside(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_OF_A_BYTE", 10)
     monkeypatch.setattr(limits, "_FREE_ROWS", 1 << 17)
+    monkeypatch.setattr(limits, "MOST_CELLS", 1 << 15)
+    monkeypatch.setattr(limits, "MOST_VALUES", 20_000)
+    monkeypatch.setattr(jsonlines, "MOST_VALUES", 20_000)
     monkeypatch.setattr(limits, "_FREE_BYTES", 1 << 16)
     name, data = FILES[case]()
     (tmp_path / "landing").mkdir()
@@ -134,6 +139,8 @@ def test_it_is_set_aside(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "fields": "40,000 fields",
         "unpacked": "unpacked",
         "columns": "columns",
+        "values": "more than 20,000 values",
+        "cells": "more than 32,768 cells",
         "levels": "within",
     }
     assert word[case.partition(" ")[0]] in row["reason"]
@@ -142,3 +149,15 @@ def test_it_is_set_aside(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_at_the_limit_all_is_well() -> None:
     limits.check_columns("a", nested(limits.DEEPEST).schema)
     limits.check_names("a", [str(i) for i in range(limits.MOST_COLUMNS)])
+
+
+def test_an_object_with_too_many_fields_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonvalues, "MOST_CELLS", 99)
+    objects = [{f"f{n}": 1} for n in range(10)]
+    assert jsonvalues.infer_values(objects[:9]) == pa.struct([(f"f{n}", pa.int64()) for n in range(9)])
+    assert jsonvalues.infer_values(objects) == pa.string()
+    assert jsonvalues.with_new_fields(objects, pa.struct([("a", pa.int64())])) == pa.struct([("a", pa.int64())])
+
+
+def test_commas_in_a_text_are_no_values() -> None:
+    limits.check_values("a", "It", b'{"a": "%s", "b": "\\""}' % (b",[" * limits.MOST_VALUES))

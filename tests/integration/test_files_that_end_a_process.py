@@ -193,4 +193,4 @@ def test_init_and_try_leave_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     done = CliRunner().invoke(main, ["try", landing, "--json"])
     answer = json.loads(done.stdout)
     assert "'ends-abort.csv' is not read: A process that reads it ends" in " ".join(answer["warnings"])
-    assert (answer["rows"], answer["quarantined"]) == (6, {"unreadable_file": 1})
+    assert (answer["result"]["rows"], answer["result"]["quarantined"]) == (6, {"unreadable_file": 1})

@@ -48,7 +48,7 @@ from lakeupsert.landing.formats.jsonvalues import (
     text_of,
     with_new_fields,
 )
-from lakeupsert.landing.formats.limits import check_names
+from lakeupsert.landing.formats.limits import MOST_VALUES, check_cells, check_columns, check_names, check_values
 from lakeupsert.landing.formats.lines import BOM, TextLines
 from lakeupsert.landing.formats.nested import nulls
 from lakeupsert.landing.formats.only import own_rows
@@ -182,8 +182,10 @@ def schema_of(
                 more = dominant_of(values, type_, block.places, file.path)
                 dominant_types[name] = dominant.combine(dominant_types.get(name), more)
     found = {name: one for name, one in dominant_types.items() if one}
+    schema = pa.schema(list(types.items()))
+    check_columns(file.path, schema)
     return Columns(
-        pa.schema(list(types.items())),
+        schema,
         found,
         rowless=not types and not flaw,
         flaw=None if types else flaw,
@@ -229,6 +231,7 @@ def _all_blocks(source: Source, file: LandingInput, reading: Reading) -> Iterato
                 block = JsonBlock(rows, found.texts, places, (), part)
             else:
                 block = decode_each(found.texts, places, unwrap, part, stated=reading.types)
+        check_cells(file.path, len(block.names), len(block.rows))
         if not block.names.keys() <= seen.keys():
             seen |= block.names
             check_names(file.path, list(seen))
@@ -332,6 +335,9 @@ def _pieces(source: Source, file: LandingInput) -> Iterator[tuple[TextLines, Ele
             found = cut(part.text, final=final)
             closed = found.closed
             whole = TextLines(part.first, part.offset, part.text[: found.used])
+            if max(map(len, found.texts), default=0) > MOST_VALUES:
+                for text, start in zip(found.texts, found.starts, strict=True):
+                    check_values(file.path, f"The {what} at byte {part.offset + start}", text)
             if found.texts:
                 yield whole, found
             part = part.behind(whole)

@@ -16,6 +16,7 @@ from lakeupsert.landing.formats.connect import Encoded
 from lakeupsert.landing.formats.dominant import DominantType, Example
 from lakeupsert.landing.formats.envelopes import Row
 from lakeupsert.landing.formats.inference import TEMPORAL, convert_text, infer_type, unify
+from lakeupsert.landing.formats.limits import MOST_CELLS
 from lakeupsert.landing.formats.nested import flatten, lengths, nulls, offsets
 from lakeupsert.landing.formats.unavailable import is_unavailable
 from lakeupsert.rows.arrays import Indices, Mask
@@ -23,7 +24,8 @@ from lakeupsert.rows.convert import Converted, convert
 from lakeupsert.table.types import is_list, is_number, is_text
 
 _DEEPEST = 20
-"""Levels of lists and objects that become a type. Values nested deeper are stored as JSON text."""
+"""Levels of lists and objects that become a type. Values nested deeper are stored as JSON text, as are objects that have too many
+fields for their number (`MOST_CELLS`)."""
 
 
 class _Number(str):
@@ -194,10 +196,10 @@ def infer_values(values: Sequence[object], depth: int = 0) -> pa.DataType:
         return pa.string()
     if kinds == {dict}:
         objects = _objects(values)
-        fields = [
-            (n, infer_values([v.get(n) for v in objects], depth + 1))
-            for n in dict.fromkeys(chain.from_iterable(objects))
-        ]
+        names = dict.fromkeys(chain.from_iterable(objects))
+        if len(names) * len(objects) > MOST_CELLS:
+            return pa.string()
+        fields = [(n, infer_values([v.get(n) for v in objects], depth + 1)) for n in names]
         if not objects:
             return pa.null()
         return pa.struct(fields) if fields else pa.string()  # Parquet can't store a struct without fields
@@ -238,8 +240,11 @@ def with_new_fields(values: Sequence[object], type_: pa.DataType) -> pa.DataType
     t = pa.types
     objects = _objects(values)
     if t.is_struct(type_):
+        names = dict.fromkeys(chain.from_iterable(objects))
+        if len(names) * len(objects) > MOST_CELLS:
+            return type_  # such objects do not fit it
         types = {f.name: with_new_fields([v.get(f.name) for v in objects], f.type) for f in type_}
-        for name in dict.fromkeys(chain.from_iterable(objects)):
+        for name in names:
             types[name] = types.get(name) or infer_values([v.get(name) for v in objects], depth=1)
         return pa.struct(list(types.items()))
     if is_list(type_):

@@ -3,6 +3,7 @@
 Without limits, a small file could take a night's memory or time. Each is far above what writers produce.
 """
 
+import re
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -16,6 +17,11 @@ DEEPEST = 64
 """Lists, maps and structs within each other. Arrow and readers of Parquet go through a type by recursion."""
 MOST_OF_A_BYTE = 1_000
 """Rows, or unpacked bytes, for each byte of a file. gzip packs up to 1,030 equal bytes into one."""
+MOST_VALUES = 1 << 22
+"""Values of one record of JSON, each of which takes 60 bytes of memory or more, and maybe two in the file."""
+MOST_CELLS = 1 << 27
+"""Columns, or fields of an object, by the rows of a block of JSON, which names them in each row: 10 seconds for 4 MB."""
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _FREE_ROWS = 1 << 20
 _FREE_BYTES = 1 << 30
 
@@ -37,6 +43,21 @@ def _check(file: LandingInput, found: int, free: int, what: str) -> None:
             file.path,
             f"It has at least {found:,} {what}, and a file of {file.size:,} bytes may have {most:,} at most "
             f"({free:,}, and {MOST_OF_A_BYTE:,} for each byte). If it should, write it in smaller files.",
+        )
+
+
+def check_values(path: str, where: str, record: bytes) -> None:
+    """Raise UnreadableFileError if a record of JSON has too many values."""
+    bare = _TEXT.sub(b"", record)
+    if sum(map(bare.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise UnreadableFileError(path, f"{where} has more than {MOST_VALUES:,} values.")
+
+
+def check_cells(path: str, columns: int, rows: int) -> None:
+    """Raise UnreadableFileError if a block of JSON has too many columns for its rows, of which each has only a few."""
+    if columns * rows > MOST_CELLS:
+        raise UnreadableFileError(
+            path, f"In {rows:,} rows, it has {columns:,} columns: more than {MOST_CELLS:,} cells, and most are empty."
         )
 
 
