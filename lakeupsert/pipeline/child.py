@@ -14,8 +14,6 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from typing import TypeVar, cast
 
-import pyarrow as pa
-
 from lakeupsert import clock
 from lakeupsert.errors import TryAgainError
 from lakeupsert.phrases import BELOW_MAIN
@@ -107,7 +105,7 @@ def _answer_calls(answers: Connection, memory: int) -> None:
             function, args = answers.recv()
             try:
                 found = function(*args)
-            except (MemoryError, pa.ArrowMemoryError):
+            except MemoryError:
                 found = EndedError(f"It takes more than {memory / 1e9:.1f} GB of memory.")
             except Exception as e:
                 e.add_note(f"In another process:\n{traceback.format_exc()}")

@@ -13,9 +13,12 @@ import pytest
 from pyarrow import orc
 
 from lakeupsert import Table
-from lakeupsert.config import TableSettings
+from lakeupsert.config import Reading, TableSettings
+from lakeupsert.landing.files import survey
 from lakeupsert.landing.formats import jsonlines, jsonvalues, limits
 from lakeupsert.landing.formats.avrofile import HEADER
+from lakeupsert.landing.formats.blocks import LandingInput
+from lakeupsert.storage import LocalStore
 
 MANY = 4_000_000
 """Rows of a file of some kilobytes."""
@@ -92,6 +95,8 @@ FILES: dict[str, Callable[[], tuple[str, bytes]]] = {
         "a.avro",
         avro([*TEXT, ("v", {"type": "array", "items": "null"})], 1, number(1) + b"x" + number(MANY) + number(0)),
     ),
+    "unpacked Parquet": lambda: ("a.parquet", parquet(pa.table({"id": ["x" * 1_000_000]}))),
+    "unpacked ORC": lambda: ("a.orc", orc_file(pa.table({"id": ["x" * 100] * 2_000}))),
     "unpacked text": lambda: ("a.csv.zst", zstd(LONG)),
     "unpacked Avro": lambda: (
         "a.avro",
@@ -144,6 +149,23 @@ def test_it_is_set_aside(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "levels": "within",
     }
     assert word[case.partition(" ")[0]] in row["reason"]
+
+
+def test_parquet_that_names_more_bytes_than_there_are(tmp_path: Path) -> None:
+    """The stored bytes of a column, near the end of its footer, are some more."""
+    data = bytearray(parquet(pa.table({"id": ["x"]})))
+    column = pq.read_metadata(pa.BufferReader(bytes(data))).row_group(0).column(0)
+    sizes = [b"\x16" + number(size) for size in (column.total_uncompressed_size, column.total_compressed_size)]
+    assert data.count(b"".join(sizes)) == 1
+    data = data.replace(b"".join(sizes), sizes[0] + b"\x16" + number(4_000))
+    length = int.from_bytes(data[-8:-4], "little")
+    data[-8:-4] = (length + 1 + len(number(4_000)) - len(sizes[1])).to_bytes(4, "little")
+    (tmp_path / "a.parquet").write_bytes(data)
+    store = LocalStore(tmp_path)
+    [found] = store.list("")
+    surveyed = survey(store, LandingInput(found.name, found.size, found.etag, 0), Reading(), None, frozenset())
+    assert surveyed.unreadable is not None
+    assert "4,000 bytes by the footer" in surveyed.unreadable
 
 
 def test_at_the_limit_all_is_well() -> None:

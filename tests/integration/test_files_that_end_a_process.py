@@ -9,6 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -17,8 +19,10 @@ from lakeupsert.cli import main
 from lakeupsert.operations import vacuum
 from lakeupsert.operations.ingest import IngestOptions, ingest
 from lakeupsert.operations.init import apart
+from lakeupsert.pipeline import child
 from lakeupsert.pipeline.append import trial
 from lakeupsert.pipeline.leadership import Leadership
+from lakeupsert.pipeline.workers.drain_queues import limit_bytes
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.lease import Lease
@@ -120,6 +124,24 @@ def test_a_file_whose_reading_never_ends(tmp_path: Path, monkeypatch: pytest.Mon
     [reason] = refused(table)
     assert "It was not read to its end within" in reason
     assert not has_sign(tmp_path)
+
+
+def test_small_files_whose_values_repeat_in_each_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte in rows, which no footer names."""
+    land(tmp_path, "a")
+    table = opened(str(tmp_path))
+    table.run(host="local")
+    leave_sign(table)
+    value = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), ["x" * 1_000_000])
+    rows = pa.table({"id": [str(n) for n in range(1000)], "w": value})
+    pq.write_table(rows, tmp_path / "landing/repeats.parquet", compression="zstd", store_schema=False)
+    assert (tmp_path / "landing/repeats.parquet").stat().st_size < 100_000
+    land(tmp_path, "b")
+    monkeypatch.setattr(child, "MEMORY_SHARE", 2**28 / limit_bytes())
+    table.run(host="local")
+    [reason] = refused(table)
+    assert reason.startswith("repeats.parquet: It takes more than 0.3 GB of memory")
+    assert ids(table) == ["a-0", "b-0"]
 
 
 def test_an_error_that_is_told_is_no_such_end(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def check_rows(file: LandingInput, rows: int) -> None:
 
 
 def check_unpacked(file: LandingInput, size: int) -> None:
-    """As `check_rows`, for bytes that its compressed ones have become so far."""
+    """As `check_rows`, for bytes that its compressed ones have become so far, or become by its footer."""
     _check(file, size, _FREE_BYTES, "bytes, unpacked")
 
 

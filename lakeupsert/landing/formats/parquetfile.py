@@ -27,7 +27,7 @@ from lakeupsert.landing.formats.blocks import (
     select_names,
     unreadable_if_damaged,
 )
-from lakeupsert.landing.formats.limits import check_columns, check_rows
+from lakeupsert.landing.formats.limits import check_columns, check_rows, check_unpacked
 from lakeupsert.landing.formats.oldcalendar import OldCalendar, is_of_spark
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.checksums import MAGIC
@@ -187,6 +187,12 @@ def _read_footer(source: pa.NativeFile, file: LandingInput) -> pq.FileMetaData:
         _refuse_appended(source, footer, file)
         source.seek(0)
     check_rows(file, _values_in(footer))
+    groups = list(map(footer.row_group, range(footer.num_row_groups)))
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    check_unpacked(file, sum(one.total_uncompressed_size for one in chunks))
+    if (stored := sum(one.total_compressed_size for one in chunks)) > source.size():
+        why = f"Its columns have {stored:,} bytes by the footer, and the file has {source.size():,}."
+        raise UnreadableFileError(file.path, why)
     return footer
 
 

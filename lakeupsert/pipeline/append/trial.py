@@ -148,7 +148,8 @@ def _read(landing: ObjectReader, file: LandingInput, reading: Reading) -> None:
             for block in Reader.of(source, file, readable_format(file, reading), reading).blocks(frozenset()).blocks:
                 for name in block.names:
                     block.convert(name, pa.string())
-    except (MemoryError, pa.ArrowMemoryError):
+    except MemoryError:
         raise
-    except Exception:
-        return
+    except Exception as e:
+        if isinstance(e.__cause__, MemoryError):  # of Arrow, for which the file would be damaged
+            raise e.__cause__ from e

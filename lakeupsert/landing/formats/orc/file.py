@@ -19,7 +19,7 @@ from lakeupsert.landing.formats.blocks import (
     select_names,
     unreadable_if_damaged,
 )
-from lakeupsert.landing.formats.limits import check_columns, check_rows
+from lakeupsert.landing.formats.limits import check_columns, check_rows, check_unpacked
 from lakeupsert.landing.formats.orc.footer import OrcFooter, read_footer
 from lakeupsert.landing.formats.orc.zones import corrections
 from lakeupsert.rows.calendar import change_of, dates
@@ -99,6 +99,7 @@ def _open(source: pa.NativeFile, file: LandingInput) -> _File:
         footer = read_footer(source)
     check_columns(file.path, schema)
     check_rows(file, stripes.nrows)
+    check_unpacked(file, footer.text_bytes)
     if "struct<>" in str(schema):
         raise UnreadableFileError(file.path, "It has a struct without fields, which Parquet can't store.")
     return _File(stripes, footer)

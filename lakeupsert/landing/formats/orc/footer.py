@@ -1,4 +1,4 @@
-"""What the footers of an ORC file say about its dates and timestamps, which pyarrow does not pass on.
+"""What the footers of an ORC file say about its dates, its timestamps and its size, which pyarrow does not pass on.
 
 https://orc.apache.org/specification/ORCv1/ has the messages, in the encoding of Protocol
 Buffers, and the numbers of their fields.
@@ -30,11 +30,13 @@ class OrcFooter:
         old_calendar: dates are in the hybrid calendar.
         by_java: it was ORC's library for Java, which Spark, Hive and Flink use.
         zones: the writer's time zone of each stripe; "" if none is stored.
+        text_bytes: of all texts and binaries, however often they are repeated, as its statistics say. Writers may leave them out.
     """
 
     old_calendar: bool
     by_java: bool
     zones: list[str]
+    text_bytes: int
 
 
 def read_footer(source: pa.NativeFile) -> OrcFooter:
@@ -53,12 +55,21 @@ def read_footer(source: pa.NativeFile) -> OrcFooter:
     fields = _fields(_unpack(footer, kind))
     zones = []
     for stripe in map(_fields, fields.get(3, [])):
+        if sum(_number(stripe, field) for field in (1, 2, 3, 4)) > size:
+            raise ValueError("a stripe ends behind the end of the file")
         source.seek(sum(_number(stripe, field) for field in (1, 2, 3)))
         zones.append(_text(_fields(_unpack(source.read(_number(stripe, 4)), kind)), 3))
     by_java = _number(fields, 9) == _JAVA
     calendar = _number(fields, 11)
     # ORC 1.5 and older do not say it, nor do writers that know one calendar only.
-    return OrcFooter(calendar == _HYBRID or (calendar == _UNKNOWN and by_java), by_java, zones)
+    is_old = calendar == _HYBRID or (calendar == _UNKNOWN and by_java)
+    return OrcFooter(is_old, by_java, zones, sum(map(_text_bytes, map(_fields, fields.get(7, [])))))
+
+
+def _text_bytes(column: Fields) -> int:
+    """The bytes of all values of a column by its statistics: field 3 of those of texts, field 1 of those of binaries."""
+    [*_, zigzag] = 0, *(_number(_fields(column[kind][-1]), total) for kind, total in ((4, 3), (8, 1)) if kind in column)
+    return zigzag >> 1
 
 
 def _number(fields: Fields, field: int) -> int:
