@@ -102,7 +102,7 @@ def _plan(
 def _read(
     name: str, file: LandingInput, data: bytes, reading: Reading, known: TableSpec | None, text: frozenset[str]
 ) -> tuple[Survey, UnreadableFileError | None]:
-    """The columns of the body, and the refusal of the table as it is: most bodies bring no column, so one call is enough."""
+    """The columns of the body, and the refusal of the table as it is: most bodies have no new column, so one call is enough."""
     kind = readable_format(file, reading)
     columns = Reader.of(pa.BufferReader(data), file, kind, reading).columns(known and known.schema, text)
     survey = Survey(path=file.path, typed=kind.typed, **vars(replace(columns, dominant_types={})))

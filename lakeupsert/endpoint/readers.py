@@ -1,4 +1,4 @@
-"""The processes in which this one reads bodies, so that a body which ends its reader ends nothing else (ADR 0069)."""
+"""The processes in which this one reads bodies, so that the server outlives a body which ends its reader (ADR 0069)."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Readers:
         self._idle: list[Child] = []
 
     def call(self, size: int, function: Callable[..., Found], *args: object) -> Found:
-        """What a picklable function returns or raises that reads a body of ``size`` bytes. Raises EndedError."""
+        """Return what a picklable function does that reads a body of ``size`` bytes, or raise what it raises, or EndedError."""
         with self._turns:
             child = self._idle.pop() if self._idle else Child()
             ended = False

@@ -25,7 +25,7 @@ MEMORY_SHARE = 0.5
 
 
 class EndedError(Exception):
-    """What was read ended the process, or would have. The text says how, in one sentence."""
+    """The process was ended by what it read, or would have been. The text says how, in one sentence."""
 
 
 class Child:
@@ -60,7 +60,7 @@ class Child:
         *args: object,
         alive: Callable[[], object] = lambda: None,
     ) -> Found:
-        """What a picklable function returns or raises there. ``alive``: called every second.
+        """Return what a picklable function returns there, or raise what it raises. ``alive``: called every second.
 
         Raises EndedError if the process ends, or if the call takes longer than ``seconds`` or too much memory.
         """

@@ -88,7 +88,7 @@ def try_folder(call: Call, path: str) -> Answer:
 def _merge_apart(
     name: str, settings: TableSettings, progress: Callable[[str], None]
 ) -> "tuple[AppendResult | None, list[str]]":
-    """Merge the files in another process. If one ends that, the next run reads each first in a process of its own."""
+    """Merge the files in another process. If one ends that, the next run reads each file in another one first."""
     from lakeupsert.pipeline.child import Child, EndedError
 
     child = Child()

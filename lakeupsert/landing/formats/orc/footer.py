@@ -67,7 +67,7 @@ def read_footer(source: pa.NativeFile) -> OrcFooter:
 
 
 def _text_bytes(column: Fields) -> int:
-    """The bytes of all values of a column by its statistics: field 3 of those of texts, field 1 of those of binaries."""
+    """The bytes of all values of a column by its statistics: the sum is field 3 of text statistics, field 1 of binary ones."""
     [*_, zigzag] = 0, *(_number(_fields(column[kind][-1]), total) for kind, total in ((4, 3), (8, 1)) if kind in column)
     return zigzag >> 1
 
