@@ -34,7 +34,7 @@ def test_a_server_outlives_it(tmp_path: Path) -> None:
 
 def test_others_are_taken_while_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakeupsert.endpoint.check._read", ending_bodies.read)
-    monkeypatch.setattr(readers, "READ_BODY_SECONDS", 600)
+    monkeypatch.setattr(readers, "READ_BODY_SECONDS", 60)
     batches, done = Batches(Lake(tmp_path).opened), tmp_path / "done"
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(batches.receive, "slow", "text/csv", ONE % f"waits-for|{done}|".encode())
