@@ -72,7 +72,8 @@ def test_night_keeps_to_its_budget_of_requests(lake: Lake) -> None:
         + ledger
         + since_the_beginning
         + spec
-        + files,  # there is no sign of the first batch; JSON lines are read once
+        + sign  # of the first batch
+        + files,  # JSON lines are read once
         "head": probe,  # on a server that is not the vendor's own
         "put": 1,
         "create": 1 + probe + 2 * sign,
