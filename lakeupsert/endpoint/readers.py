@@ -24,15 +24,15 @@ class Readers:
         """Return what a picklable function does that reads a body of ``size`` bytes, or raise what it raises, or EndedError."""
         with self._turns:
             child = self._idle.pop() if self._idle else Child()
-            ended = False
             try:
-                return child.call(READ_BODY_SECONDS + size / BYTES_A_SECOND, function, *args)
+                found = child.call(READ_BODY_SECONDS + size / BYTES_A_SECOND, function, *args)
             except EndedError:
-                ended = True
                 raise
-            finally:
-                if not ended:
-                    self._idle.append(child)
+            except Exception:  # the function's
+                self._idle.append(child)
+                raise
+            self._idle.append(child)  # else its answer is still to come, and would be the next body's
+            return found
 
 
 READERS = Readers()
