@@ -19,6 +19,7 @@ from lakeupsert.operations.erase.erase import EraseOptions, EraseResult, erase
 from lakeupsert.operations.fsck import FsckResult, fsck
 from lakeupsert.operations.ingest import IngestOptions, ingest
 from lakeupsert.operations.maintain import MaintainOptions, Upkeep
+from lakeupsert.operations.rebuild.rebuild import RebuildResult, rebuild
 from lakeupsert.operations.reconcile import ReconcileResult, reconcile
 from lakeupsert.operations.redrive import RedriveResult, redrive
 from lakeupsert.operations.replay import replay
@@ -335,6 +336,13 @@ class Table(ReadOnlyTable):
     ) -> CopyResult:
         """Make the table, which does not exist, as it was at a backup; None: the newest one at that address."""
         return recover(self._table, address, number, progress)
+
+    @_commits
+    def rebuild(
+        self, address: str, *, host: HostName = "local", progress: Callable[[str], None] = lambda text: None
+    ) -> RebuildResult:
+        """Make the table, which does not exist, of what is left of another whose metadata is lost. ``host`` merges its rows."""
+        return rebuild(self._table, address, host_by_name(host), progress)
 
     @_commits
     def reconcile(

@@ -35,7 +35,7 @@ GROUPS = {
     "Look": ("status", "history", "report", "quarantine", "diff", "explain", "reconcile", "fsck"),
     "Read": ("head", "query", "files", "export", "changes", "ddl"),
     "Change": ("update", "delete", "erase"),
-    "Repair": ("redrive", "restore", "reprocess", "compact", "vacuum", "backup", "recover"),
+    "Repair": ("redrive", "restore", "reprocess", "compact", "vacuum", "backup", "recover", "rebuild"),
     "Set up": ("try", "init", "adopt", "config", "doctor", "schema", "demo"),
 }
 """The commands as `lakeupsert --help` lists them. Each has a module of its name in the room of its heading."""

@@ -304,6 +304,8 @@ class _Merge:
         for file in task.tombstones:
             for rows in stream_file(store, file, self.rules.with_times(spec.base_schema)):
                 dead = self._without_erased(in_bucket(rows, file, task, spec))
+                if not task.settled:
+                    self._adopted.add(dead)
                 yield add_ranks(dead, age=0, deleted=True)
         for age, files in enumerate(task.batches, start=1):
             for file in files:

@@ -1,6 +1,6 @@
 """Count what the files of a bucket hold, and check their keys: the row work of `reconcile`, done where a `Host` says."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from lakeupsert.rows.datafiles import stream_file
 from lakeupsert.rows.digest import Digest, row_hashes
 from lakeupsert.rows.rank import sortable
 from lakeupsert.storage import ObjectStore
-from lakeupsert.table.manifest import BucketEntry, add_digests
+from lakeupsert.table.manifest import BucketEntry, DataFile, add_digests
 from lakeupsert.table.spec import TableSpec
 
 
@@ -49,8 +49,16 @@ def _sum(digests: Iterable[str]) -> str:
     return found
 
 
-def count_rows(store: ObjectStore, spec: TableSpec, bucket: BucketEntry) -> StoredRows:
-    """Count the rows of a bucket's files. Damage is a finding. Raises StoreUnavailableError."""
+def count_rows(
+    store: ObjectStore,
+    spec: TableSpec,
+    bucket: BucketEntry,
+    read: Callable[[DataFile], Iterator[Rows]] | None = None,
+) -> StoredRows:
+    """Count the rows of a bucket's files. Damage is a finding. Raises StoreUnavailableError.
+
+    ``read``: yields the rows of a file, with key and ordering columns; None reads only these.
+    """
     live, tombstones = Digest(spec), Digest(spec)
     wrong: list[str] = []
     other_hashes = np.empty(0, np.uint64)  # of keys in files that were read before
@@ -61,7 +69,8 @@ def count_rows(store: ObjectStore, spec: TableSpec, bucket: BucketEntry) -> Stor
             last = spec.tombstone_schema.empty_table()
             run_hashes = []
             for file in files:
-                for rows in stream_file(store, file, spec.tombstone_schema):
+                for rows in read(file) if read else stream_file(store, file, spec.tombstone_schema):
+                    rows = rows.select(spec.tombstone_schema.names)
                     digest.add(rows)
                     if not bucket.settled:
                         continue

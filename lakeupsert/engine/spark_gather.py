@@ -88,7 +88,7 @@ class _Gatherer:
                 lost += int(np.count_nonzero(~wins))
                 lost_sum += int(hashes[~wins].sum())
                 source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
-                adopted_sum += int(hashes[source < len(task.base)].sum())
+                adopted_sum += int(hashes[source < len(task.base) + len(task.tombstones)].sum())
                 counted.append(pa.table(batch.select(["nth", "age", "deleted", "version"])))
                 goes = ~wins
                 needed = batch if rules.needs_losers else batch.filter(pa.array(wins & (source >= len(task.kept))))

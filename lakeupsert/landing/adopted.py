@@ -16,7 +16,7 @@ from lakeupsert.rows.statistics import foreign_columns, statistics_of
 from lakeupsert.rows.vectors import deleted_positions, drop_deleted
 from lakeupsert.storage import ObjectInfo, ObjectStore
 from lakeupsert.table.manifest import ColumnStatistics, DataFile
-from lakeupsert.table.spec import FILE, PLACE, TableSpec
+from lakeupsert.table.spec import BATCH, FILE, HAS, PLACE, TableSpec
 from lakeupsert.table.types import leaf_places
 
 FILE_RANK, PLACE_RANK = pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64())
@@ -77,12 +77,14 @@ def stream_adopted(
     deleted = deleted_positions(store, file)
     key = pa.schema([spec.base_schema.field(name) for name in spec.stored_key])
     for at, stored in stored_rows(store, file, spec.base_schema, near, spec):
+        if BATCH in stored.schema.names:  # a table before had it (`operations.rebuild`); here its rows are of batch 0
+            stored = stored.drop_columns(BATCH)
         rows = drop_deleted(stored.append_column(PLACE, pa.array(np.arange(at, at + stored.num_rows))), deleted, at)
         keys = align(rows.select([name for name in key.names if name in rows.schema.names]), key)
         refuse_null_keys(store, file, spec, keys, partition)
         rows = rows if find is None else rows.take(find(keys))
         places, rows = rows[PLACE], align(rows, spec.base_schema)
-        if spec.mode == "columns":
+        if spec.mode == "columns" and HAS not in stored.schema.names:
             rows = fill_in_brought_columns(rows, spec, stored.schema.names)
         yield rows.append_column(FILE_RANK, repeat(number, pa.int32(), rows)).append_column(PLACE_RANK, places)
 

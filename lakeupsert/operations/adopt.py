@@ -32,8 +32,8 @@ from lakeupsert.pipeline.append.discover import is_landing_file
 from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.open_columns import known_types, open_parts
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.publish import publish
-from lakeupsert.pipeline.table_keys import adopted_index
+from lakeupsert.pipeline.publish import PublishResult, publish
+from lakeupsert.pipeline.table_keys import first_index
 from lakeupsert.rows.statistics import columns_with_statistics
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 from lakeupsert.table.chain import Link
@@ -88,17 +88,16 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
     folders, others = _list_files(table)
     progress(f"reading the footers of {count(sum(map(len, folders.values())), 'file')}")
     footings = _footings(table, host, [info for files in folders.values() for info in files])
-    spec, warnings = _plan_spec(table, footings, list(folders))
+    spec, warnings = plan_spec(table, footings, list(folders))
     _refuse_null_keys(table.resources.store, footings)
     touched = _touched(folders, footings)
+    statistics = _statistics(spec, touched, footings)
+    buckets = {partition: _first_buckets(one, statistics) for partition, one in touched.items()}
     index = None
     if spec.key_scope == "table":
         progress("building the key index")
-        index = adopted_index(table.resources, host, spec, touched)
-    _commit_spec(table, spec)
+        index = first_index(table.resources, host, spec, buckets)
     progress(f"writing the manifests of {count(len(touched), 'partition')}")
-    statistics = _statistics(spec, touched, footings)
-    _write_manifests(table, touched, touched, statistics, is_winner=False)
     entry = LedgerEntry(
         kind="create",
         batch_id="",
@@ -108,12 +107,7 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
         rows_read=sum(t.rows for t in touched.values()),
         index=index,
     )
-    if table.history.objects.ledger.append(entry, None).result != "won":
-        raise _already(table.resources.store)
-    # Other attempts may have left manifests: each chain now gets what entry 0 says, even if that is nothing.
-    names = table.history.objects.list_manifests().heads.keys()
-    _write_manifests(table, sorted(names | set(touched)), touched, statistics, is_winner=True)
-    published = publish(table)
+    published = commit_first(table, spec, entry, buckets, "adopt")
     return AdoptResult(
         files=len(footings),
         partitions=len(touched),
@@ -123,6 +117,20 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
         left=tuple(others),
         warnings=tuple(warnings),
     )
+
+
+def commit_first(
+    table: OpenTable, spec: TableSpec, entry: LedgerEntry, buckets: Mapping[str, tuple[BucketEntry, ...]], command: str
+) -> PublishResult:
+    """Commit the first spec of a table, ledger entry 0 and the ``buckets`` of its partitions, and publish them."""
+    _commit_spec(table, spec, command)
+    _write_manifests(table, buckets, buckets, command, is_winner=False)
+    if table.history.objects.ledger.append(entry, None).result != "won":
+        raise _already(table.resources.store)
+    # Other attempts may have left manifests: each chain now gets what entry 0 says, even if that is nothing.
+    names = table.history.objects.list_manifests().heads.keys()
+    _write_manifests(table, sorted(names | set(buckets)), buckets, command, is_winner=True)
+    return publish(table)
 
 
 def _refuse_hashes(declaration: Declaration) -> None:
@@ -197,7 +205,7 @@ def _statistics(spec: TableSpec, touched: Mapping[str, Touched], footings: Seque
     return found
 
 
-def _commit_spec(table: OpenTable, spec: TableSpec) -> None:
+def _commit_spec(table: OpenTable, spec: TableSpec, command: str) -> None:
     table.history.objects.specs.append(spec, None)
     known = table.history.head_spec()  # may be of an attempt that crashed, or of one at the same time
     if table.history.objects.ledger.head() is not None:
@@ -206,15 +214,16 @@ def _commit_spec(table: OpenTable, spec: TableSpec) -> None:
         raise DamagedTableError(
             "spec-in-the-way",
             f"{table.resources.store.uri(HOME)} holds a spec without a ledger, from an earlier attempt that found other columns.",
-            next=f"delete the folder {table.resources.store.uri(HOME)}, which holds no data, and run `lakeupsert adopt` again",
+            next=f"delete the folder {table.resources.store.uri(HOME)}, which holds no data, and run `lakeupsert {command}` "
+            "again",
         )
 
 
 def _write_manifests(
     table: OpenTable,
     partitions: Iterable[str],
-    touched: Mapping[str, Touched],
-    statistics: Statistics,
+    buckets: Mapping[str, tuple[BucketEntry, ...]],
+    command: str,
     *,
     is_winner: bool,
 ) -> None:
@@ -224,7 +233,7 @@ def _write_manifests(
         def build(head: Link[Manifest] | None) -> Manifest | None:
             if not is_winner and table.history.objects.ledger.head() is not None:
                 raise _already(table.resources.store)  # another adopt committed its files
-            return _first_manifest(partition, touched.get(partition), statistics, head)
+            return _first_manifest(partition, buckets.get(partition, ()), command, head)
 
         table.history.objects.partition(partition).extend(build)
 
@@ -264,7 +273,7 @@ def _list_files(table: OpenTable) -> tuple[dict[str, list[ObjectInfo]], list[str
                 "table needs one. Nothing was changed.",
                 next="move the folder out, or move its files to the folder of a value, for example unknown or 1970-01-01",
             )
-        elif not _is_partition(folder, columns):
+        elif not is_partition(folder, columns):
             raise ConfigurationError(
                 "not-partitioned",
                 f"{uri(info.name)} is not {place} {uri()}, as `partition_by` = {columns} of "
@@ -282,7 +291,7 @@ def _list_files(table: OpenTable) -> tuple[dict[str, list[ObjectInfo]], list[str
     return dict(folders), others
 
 
-def _is_partition(folder: str, columns: Sequence[str]) -> bool:
+def is_partition(folder: str, columns: Sequence[str]) -> bool:
     if not columns:
         return not folder
     texts = partition_texts(folder)
@@ -324,8 +333,13 @@ def _read_footers(
         return list(pool.map(read, files))
 
 
-def _plan_spec(table: OpenTable, footings: Sequence[FileFooter], folders: Sequence[str]) -> tuple[TableSpec, list[str]]:
-    """The spec of all files, in which each column has a type that holds the values of every file; and warnings."""
+def plan_spec(
+    table: OpenTable, footings: Sequence[FileFooter], folders: Sequence[str], ids: Mapping[str, int] | None = None
+) -> tuple[TableSpec, list[str]]:
+    """The spec of all files, in which each column has a type that holds the values of every file; and warnings.
+
+    ``ids``: field ids that columns of the files have. Partition columns take the other ones.
+    """
     settings = table.settings
     partitions = {p.column for p in table.declaration.partition_columns}
     types: dict[str, pa.DataType] = {}
@@ -350,6 +364,10 @@ def _plan_spec(table: OpenTable, footings: Sequence[FileFooter], folders: Sequen
         values = {partition_texts(folder)[column] for folder in folders}
         types[column] = given.get(column, folder_type(values))
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in types]
+    if ids:
+        others = iter([name for name in types if name not in ids])
+        named = {number: name for name, number in ids.items()}
+        types = {name: types[name] for n in range(1, len(types) + 1) if (name := named.get(n) or next(others))}
     new = table.declaration.new_spec(pa.schema(list(types.items())), later)
     kept = keep_folders(new, folders, f"[tables.{table.name}.schema]")
     spec = kept.spec
@@ -387,15 +405,16 @@ def _refuse_null_keys(store: ObjectStore, footings: Sequence[FileFooter]) -> Non
                 raise null_key_error(store, file.file, name, nulls, partition_of(file.file.name) or "")
 
 
+def _first_buckets(touched: Touched, statistics: Statistics) -> tuple[BucketEntry, ...]:
+    base = tuple(msgspec.structs.replace(file, statistics=statistics[file.name]) for file in touched.files)
+    return (msgspec.structs.replace(touched.as_adopted(), base=base),)
+
+
 def _first_manifest(
-    partition: str, touched: Touched | None, statistics: Statistics, head: Link[Manifest] | None
+    partition: str, buckets: tuple[BucketEntry, ...], command: str, head: Link[Manifest] | None
 ) -> Manifest | None:
     """The partition's manifest at batch 0; None if it is there already, or a later batch is."""
-    buckets: tuple[BucketEntry, ...] = ()
-    if touched is not None:
-        base = tuple(msgspec.structs.replace(file, statistics=statistics[file.name]) for file in touched.files)
-        buckets = (msgspec.structs.replace(touched.as_adopted(), base=base),)
     if head is not None and (head.body.merged or [b.base for b in head.body.buckets] == [b.base for b in buckets]):
         return None
-    first = Manifest(partition=partition, merged=0, spec_version=0, buckets=buckets, made={"engine": "adopt"})
+    first = Manifest(partition=partition, merged=0, spec_version=0, buckets=buckets, made={"engine": command})
     return msgspec.structs.replace(first, added=len(first.objects - (head.body.objects if head else set())))

@@ -32,7 +32,7 @@ COPIED_TOGETHER = 256
 """Objects that are copied between two signs of progress."""
 COPY_BYTES = 8 << 20
 """Bytes of an object in memory. Fewer: more calls."""
-_OF_OTHERS = (f"{HOME}/sources/", f"{HOME}/batches/")
+OF_OTHERS = (f"{HOME}/sources/", f"{HOME}/batches/")
 """`capture` and `serve` read them when they start: which changes have landed?"""
 _OF_A_TABLE = (f"{HOME}/reading/", f"{HOME}/leases/", f"{HOME}/upkeep/", LOCAL_QUEUE)
 """Names of objects that a table at work has, and no copy."""
@@ -70,18 +70,22 @@ def backup(table: OpenTable, output: str, progress: Callable[[str], None] = lamb
     refuse_in_zones(table.settings, output)
     copy = TableObjects(open_store(output))
     last = _begin(copy, table.history.existing_spec().table_id, output)
-    needed = Needed(table, _refuse_damage, progress)
+    # A ledger entry has the id of the one before. So if the newest one of the last backup is the same, all before it are.
+    needed = Needed(table, _refuse_damage, progress, proven=last.body.batch)
     for _ in needed.buckets():
         pass
+    if needed.batch < last.body.batch:
+        raise _others(
+            f"{output} has a backup up to batch {last.body.batch}, and the table ends with {needed.batch}", _PARTED
+        )
     ledger = table.history.objects.ledger
     entries = [ledger.name(number) for number in range(needed.batch + 1)]
     files = {name: needed.sizes[name] for name in sorted(needed.files)}
-    # A ledger entry has the id of the one before. So if the newest one of the last backup is the same, all before it are.
     older = entries[: max(0, min(needed.batch, last.body.batch))]
     sizes = files | {name: needed.sizes[name] for name in older if name in needed.sizes}
     is_needed = _find_needed(copy)
     copying = _Copying(table.resources, table.resources.store, copy.store, sizes, is_needed, _PARTED, progress)
-    of_others = {name for name in needed.sizes if name.startswith(_OF_OTHERS) and "leases" not in name.split("/")[3:4]}
+    of_others = {name for name in needed.sizes if name.startswith(OF_OTHERS) and "leases" not in name.split("/")[3:4]}
     needed.look(
         "the backup", lambda: copying.copy([*files, *entries, *needed.metadata.difference(entries), *of_others])
     )
@@ -92,8 +96,10 @@ def backup(table: OpenTable, output: str, progress: Callable[[str], None] = lamb
         metadata=sorted((needed.metadata | of_others) - {*entries} - copying.trimmed),
         files=files,
     )
-    appended = copy.backups.extend(lambda head: entry if head is None or head.body != entry else None)
-    return copying.result(appended.number if appended else last.number, entry)
+    copy.backups.extend(lambda head: None if head and (head.body == entry or _is_newer(head.body, entry)) else entry)
+    head = copy.backups.head()
+    assert head is not None, "it was there or was appended"
+    return copying.result(head.number, head.body)
 
 
 def recover(
@@ -189,7 +195,7 @@ class _Copying:
                 return None
             raise self._differs(name) from None
         except DamagedTableError:
-            if not name.startswith(_OF_OTHERS) or self._source.head(name) is not None:
+            if not name.startswith(OF_OTHERS) or self._source.head(name) is not None:
                 raise
             self.trimmed.add(name)
             return None
@@ -216,6 +222,12 @@ def _begin(copy: TableObjects, table_id: str, output: str) -> Link[BackupEntry]:
     if head.body.table_id != table_id:
         raise _others(f"{output} has backups of another table", _EMPTY)
     return head
+
+
+def _is_newer(one: BackupEntry, other: BackupEntry) -> bool:
+    """Whether the walk of ``one`` came later. Two backups at the same time may end in the other order."""
+    ends = [(entry.batch, -1 if entry.snapshot is None else entry.snapshot) for entry in (one, other)]
+    return ends[0] > ends[1]
 
 
 def _find_needed(copy: TableObjects) -> Callable[[str], bool]:

@@ -7,7 +7,8 @@ Repeat    safe
 A finding is the error that the first command to need the object would end with. Objects that nobody needs are not read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,11 +20,11 @@ from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.count import count_rows
 from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.runs import runs
-from lakeupsert.errors import DamagedTableError
+from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.operations.needed import Needed, NeededBucket
 from lakeupsert.operations.reconcile import BUCKETS_A_CALL
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.rows.arrays import Hashes
+from lakeupsert.rows.arrays import Hashes, Rows
 from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.datafiles import explain_damage, open_object, stream_file
 from lakeupsert.storage import ObjectStore
@@ -92,6 +93,7 @@ def fsck(
                 "`quarantine`" if name.startswith(QUARANTINE) else "`append`", partial(_read_whole, store, name)
             )
     _check_leases(table, needed)
+    _check_works(table, needed)
     return FsckResult(
         snapshots=needed.snapshots,
         metadata=len(needed.metadata),
@@ -111,6 +113,31 @@ def _check_leases(table: OpenTable, needed: Needed) -> None:
         needed.look(f"`capture {name}`", objects.leases_of_source(name).head)
 
 
+def _check_works(table: OpenTable, needed: Needed) -> None:
+    """The packs that an unfinished reprocess from landing files needs."""
+    for name in sorted(name for name in needed.sizes if name.startswith(f"{HOME}/units/reprocess-")):
+        order = None
+        with suppress(RefusedError):  # it has ended meanwhile
+            order = needed.look("a reprocess", partial(table.history.work, name))
+        for partition, rewrite in order.partitions.items() if order else ():
+            head = needed.look("a reprocess", table.history.objects.partition(partition).head)
+            if head is None or head.body.reprocessed == name:
+                continue
+            packs = {file.name for touched in rewrite.batches.values() for file in touched.files}
+            for gone in sorted(packs - needed.sizes.keys()):
+                needed.look("a reprocess", partial(_raise_gone, table, name, gone, partition))
+
+
+def _raise_gone(table: OpenTable, work: str, pack: str, partition: str) -> None:
+    uri = table.resources.store.uri
+    raise DamagedTableError(
+        "damaged-data-file",
+        f"{uri(pack)} is missing. {uri(work)} names it, the list of an unfinished reprocess. No partition is changed by that.",
+        next=f"run `{rebuild_command(partition)}`, which reads the landing files again",
+        partition=partition,
+    )
+
+
 def _read_whole(store: ObjectStore, name: str) -> None:
     with open_object(store, name) as source, pq.ParquetFile(source) as file:
         for _ in file.iter_batches():
@@ -118,18 +145,21 @@ def _read_whole(store: ObjectStore, name: str) -> None:
 
 
 def _read_bucket(store: ObjectStore, bucket: NeededBucket) -> Sequence[DamagedTableError]:
-    """The damage in the bytes of its files, or else in the keys in them."""
+    """The damage in the bytes of its files, or else in the keys in them. Each file is read once."""
     entry, spec, errors = bucket.entry, bucket.spec, list[DamagedTableError]()
-    for schema, files in (
-        (spec.base_schema, entry.data),
-        (spec.tombstone_schema, entry.tombstones),
-        (spec.history_schema, entry.history),
-    ):
-        for file in files:
-            try:
-                _read_file(store, file, schema, spec, entry)
-            except DamagedTableError as e:
-                errors.append(e)
+
+    def read(file: DataFile) -> Iterator[Rows]:
+        dead, past = file in entry.tombstones, file in entry.history
+        schema = spec.tombstone_schema if dead else spec.history_schema if past else spec.base_schema
+        try:
+            yield from _read_file(store, file, schema, spec, entry)
+        except DamagedTableError as e:
+            errors.append(e)
+
+    for file in entry.history:
+        for _ in read(file):
+            pass
+    wrong = count_rows(store, spec, entry, read).wrong
     return errors or [
         DamagedTableError(
             "damaged-data-file",
@@ -137,11 +167,13 @@ def _read_bucket(store: ObjectStore, bucket: NeededBucket) -> Sequence[DamagedTa
             next=f"run `{rebuild_command(bucket.partition)}`, which rewrites it from landing files",
             partition=bucket.partition,
         )
-        for sentence in count_rows(store, spec, entry).wrong
+        for sentence in wrong
     ]
 
 
-def _read_file(store: ObjectStore, file: DataFile, schema: pa.Schema, spec: TableSpec, bucket: BucketEntry) -> None:
+def _read_file(
+    store: ObjectStore, file: DataFile, schema: pa.Schema, spec: TableSpec, bucket: BucketEntry
+) -> Iterator[Rows]:
     found = 0
     with explain_damage(store, file.name):
         for rows in stream_file(store, file, schema, spec=spec):
@@ -149,6 +181,7 @@ def _read_file(store: ObjectStore, file: DataFile, schema: pa.Schema, spec: Tabl
             is_split = bucket.settled and bucket.bits and file not in bucket.history  # which stays as it is at a split
             if is_split and not _all_in(bucket, key_hashes(rows, spec)):
                 raise pa.ArrowInvalid(f"it has keys that are not of its bucket, {bucket.bucket} of {2**bucket.bits}")
+            yield rows
         if found != file.live:
             raise pa.ArrowInvalid(f"it has {found:,} rows, not {file.live:,}")
 

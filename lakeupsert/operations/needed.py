@@ -20,6 +20,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from lakeupsert import clock
+from lakeupsert.engine.attempts import attempt
 from lakeupsert.errors import DamagedTableError, TryAgainError
 from lakeupsert.operations.kept_snapshots import KeptSnapshots
 from lakeupsert.pipeline.opened import OpenTable
@@ -63,6 +64,7 @@ class Needed:
 
     Args:
         damaged: takes what is missing or damaged, and who needs it. If it returns, the walk continues without that object.
+        proven: the ledger entries up to this one are known to be whole, and read in short.
 
     Attributes:
         metadata: names of versions of chains, of groups and of headers.
@@ -76,7 +78,10 @@ class Needed:
         table: OpenTable,
         damaged: Callable[[str, DamagedTableError], None],
         progress: Callable[[str], None] = lambda text: None,
+        *,
+        proven: int = -1,
     ) -> None:
+        self._resources, self._proven = table.resources, proven
         self._history, self._store, self._progress = table.history, table.resources.store, progress
         self._objects = table.history.objects
         self._damaged = damaged
@@ -159,10 +164,32 @@ class Needed:
         )
         self.snapshots = tuple(sorted(numbers, reverse=True))
         for number in self.snapshots:
-            link = self.look(f"snapshot {number}", partial(self._version, self._objects.snapshots, number))
+            link = self.look(f"snapshot {number}", partial(self._kept_snapshot, number))
             if link is not None:
                 self._kept.add(link)
         self._kept.find_awaited()
+
+    def _kept_snapshot(self, number: int) -> Link[Snapshot]:
+        try:
+            return self._version(self._objects.snapshots, number)
+        except DamagedTableError as e:
+            if number < self.snapshots[0]:
+                e.next += "; or leave it: newer snapshots do not need it, and nothing looks for it once it has expired"
+            raise
+
+    def _entries(self, count: int) -> Iterator[LedgerEntry]:
+        """The entries that read. One that is known to be whole is in short, unless it is a statement."""
+        last = min(self._proven + 1, count) // HEADERS_TOGETHER * HEADERS_TOGETHER - 1
+        known = self.look("every writer", partial(self._history.headers, last)) if last > 0 else ()
+        whole = [number for number in range(count) if number >= len(known or ()) or (known and known[number].statement)]
+        read = partial(attempt, partial(self._version, self._objects.ledger))
+        found = dict(zip(whole, self._resources.map_concurrently(read, whole), strict=True))
+        for number in range(count):
+            self.metadata.add(self._objects.ledger.name(number))
+            if number not in found and known:
+                yield known[number]
+            elif (link := self.look("every writer", partial(_result, found[number]))) is not None:
+                yield link.body
 
     def _ledger(self, spec: TableSpec) -> Iterator[NeededBucket]:
         """All entries, and the objects that are needed by the table as a whole. The buckets have rows of statements."""
@@ -172,14 +199,12 @@ class Needed:
         for found, erasure in self.look("`erase`", lambda: [*read_erasures(self._store)]) or ():
             self.metadata.add(found.name)
             erased.update(erasure.statements)
-        for number in range(count):
-            link = self.look("every writer", partial(self._version, self._objects.ledger, number))
-            if link is not None:
-                entries.append(without_touched(link.body))
-                for partition, touched in link.body.touched.items() if link.body.statement else ():
-                    stored = tuple(file for file in touched.files if file.name not in erased)
-                    rows = BucketEntry(id="", settled=False, base=stored)
-                    yield from self._bucket("`reprocess --source landing`", partition, spec, rows)
+        for entry in self._entries(count):
+            entries.append(without_touched(entry))
+            for partition, touched in entry.touched.items() if entry.statement else ():
+                stored = tuple(file for file in touched.files if file.name not in erased)
+                rows = BucketEntry(id="", settled=False, base=stored)
+                yield from self._bucket("`reprocess --source landing`", partition, spec, rows)
         for entry in entries:
             for file in entry.quarantine:  # also replayed ones: a restore may withdraw the replay
                 self._has("`quarantine`", file.name)
@@ -286,6 +311,12 @@ class Needed:
             if there < size or (there > size and not is_part):
                 raise pa.ArrowInvalid(f"it has {there:,} bytes, not {size:,}")
         return name
+
+
+def _result(found: Found | Exception) -> Found:
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _age(link: Link[LedgerEntry]) -> float:

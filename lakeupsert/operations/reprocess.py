@@ -180,7 +180,7 @@ def reprocess(table: OpenTable, options: ReprocessOptions) -> ReprocessPlan:
         return plan if dry or not heads else _send_work(table, plan, snapshot, {}, None, options.erased)
     batches = _batches(table.history, {p: head.body.merged for p, head in heads.items()})
     first = table.history.entries(-1, 0)[0].body.touched if heads else {}
-    adopted = [f for p in heads if p in first for f in first[p].files]
+    adopted = [f for p in heads if p in first for f in (*first[p].files, *first[p].tombstones) if f.name]
     progress(f"checking the landing files of {count(len(batches), 'batch', 'es')}")
     inputs = _check_sources(table.resources, batches, adopted)
     taken = [i for of_batch in inputs.values() for i in of_batch]

@@ -345,7 +345,7 @@ class _Survey:
     def _adopted(self, partition: str) -> Iterable[DataFile]:
         """The adopted files. Of files that others wrote, these are the only ones that belong to the table."""
         touched = self._table.history.entries(-1, 0)[0].body.touched.get(partition)
-        return touched.files if touched else ()
+        return (*touched.files, *touched.tombstones) if touched else ()
 
     def _unfinished_works(self) -> list[RewriteOrder]:
         """Reprocesses that are neither done nor abandoned; the work objects of others are garbage."""

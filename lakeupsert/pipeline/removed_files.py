@@ -5,7 +5,7 @@ Writes    nothing
 Repeat    safe, also while files land and batches take them
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.opened import OpenTable
@@ -15,9 +15,9 @@ MOST_LOOKS = 10
 """How many files of a source are looked for, by a LIST each: the oldest that no batch took, which a rule by age removes first."""
 
 
-def removed_files(table: OpenTable) -> Iterator[tuple[str, str]]:
-    """For each source that lacks files a warning, and what to do."""
-    for source in table.sources:
+def removed_files(table: OpenTable, sources: Iterable[str] | None = None) -> Iterator[tuple[str, str]]:
+    """For each source that lacks files a warning, and what to do. ``sources``: None are those of the table."""
+    for source in table.sources if sources is None else sources:
         head = table.history.objects.source(source).head()
         # The file of the head may still be on its way. Each other one was there before the next entry was written.
         landed = head.body.files - bool(head.body.file) if head else 0

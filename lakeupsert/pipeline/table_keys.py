@@ -41,8 +41,8 @@ from lakeupsert.rows.buckets import may_be_in
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.ledger import KeyIndex, LedgerEntry, Reason, Touched, fence_behind
-from lakeupsert.table.manifest import DataFile, Manifest
+from lakeupsert.table.ledger import KeyIndex, LedgerEntry, Reason, fence_behind
+from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest
 from lakeupsert.table.spec import FILE, OF_EARLIER_BATCH, TableSpec
 
 log = logging.getLogger(__name__)
@@ -134,12 +134,12 @@ def _is_overtaken(objects: TableObjects, number: int) -> bool:
     return newest is not None and newest > number
 
 
-def adopted_index(resources: Resources, host: Host, spec: TableSpec, touched: dict[str, Touched]) -> KeyIndex:
-    """The index of adopted files, made on ``host``. Raises RefusedError if a key has rows in several partitions."""
-    sources = itertools.chain.from_iterable(
-        _of_files(partition, 0, t.files, unsettled=True) for partition, t in touched.items()
-    )
-    rows = sum(t.rows for t in touched.values())
+def first_index(
+    resources: Resources, host: Host, spec: TableSpec, buckets: Mapping[str, Sequence[BucketEntry]]
+) -> KeyIndex:
+    """The index of what a table begins with, made on ``host``. Raises RefusedError if a key has rows in several partitions."""
+    sources = itertools.chain.from_iterable(_of_bucket(p, bucket) for p, of in buckets.items() for bucket in of)
+    rows = sum(bucket.counters.appended for of in buckets.values() for bucket in of)
     to = IndexTarget(resources.store, spec, 0, "", 0)
     return KeyIndex(up_to=0, files=rebuild_index(to, host, sources, rows, resources.discard))
 
@@ -288,10 +288,14 @@ def _sources(history: History, number: int) -> Iterator[Source]:
 def _sources_of(history: History, partition: str, head: Link[Manifest] | None, number: int) -> Iterator[Source]:
     state = state_at(history, partition, head, head.body.merged if head else 0, number)
     for bucket in state.base.buckets:
-        yield from _of_files(partition, 0, bucket.data, unsettled=not bucket.settled)
-        yield from _of_files(partition, 0, bucket.tombstones)
+        yield from _of_bucket(partition, bucket)
     for link in state.counted:
         yield from _of_files(partition, link.number, link.body.touched[partition].files)
+
+
+def _of_bucket(partition: str, bucket: BucketEntry) -> Iterator[Source]:
+    yield from _of_files(partition, 0, bucket.data, unsettled=not bucket.settled)
+    yield from _of_files(partition, 0, bucket.tombstones)
 
 
 def _of_files(partition: str, age: int, files: Sequence[DataFile], *, unsettled: bool = False) -> Iterator[Source]:

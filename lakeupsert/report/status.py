@@ -6,13 +6,14 @@ Repeat    cheap on the same `OpenTable`: reads only what is new since the last c
 """
 
 from collections import Counter
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.landing.table_logs import holds_a_table
-from lakeupsert.phrases import with_advice
+from lakeupsert.phrases import count, short_list, with_advice
 from lakeupsert.pipeline.append.discover import foreign_files, list_landing
 from lakeupsert.pipeline.append.event_order import hollow_deletes, incomplete_creates, misplaced_events
 from lakeupsert.pipeline.append.full_extract import newer_than_extract
@@ -27,6 +28,7 @@ from lakeupsert.pipeline.standing import unpublished
 from lakeupsert.queue import QueueStats
 from lakeupsert.report.freshness import Freshness, freshness
 from lakeupsert.storage import ObjectInfo
+from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import ChosenHost, find_quarantined
 from lakeupsert.table.snapshot import Snapshot
 
@@ -143,9 +145,37 @@ def status(table: OpenTable) -> Status:
             *contrary_rows(table.declaration, headers),
             *([holds_a_table(table.resources.landing_log)] if table.resources.landing_log else []),
             *(*queue_warning, *_removed(table), *foreign_files([one.name for one in landed if one.is_foreign])),
-            *(*fresh.troubles, *((NOT_ASKED,) if table.settings.audit and is_merged else ())),
+            *(*fresh.troubles, *_held(table, snapshot, behind, is_merged=is_merged)),
         ),
     )
+
+
+def _held(
+    table: OpenTable, snapshot: Link[Snapshot] | None, behind: Collection[str], *, is_merged: bool
+) -> Iterator[str]:
+    """A warning if the setting `audit` may hold a night, or rewritten partitions."""
+    if table.settings.audit is None:
+        return
+    if is_merged:
+        yield NOT_ASKED
+    if snapshot is None:
+        return
+    history, shown = table.history, snapshot.body.partitions
+    listed = history.objects.list_manifests()
+    ahead = [
+        p
+        for p, info in listed.heads.items()
+        if p in shown and p not in behind and history.objects.partition(p).number(info.name) > shown[p].version
+    ]
+    heads = history.heads(ahead, listed)
+    # A fence of `vacuum` is a later version, too.
+    held = [p for p, one in heads.items() if one.body.reprocessed != history.version(p, shown[p]).reprocessed]
+    if held:
+        yield (
+            f"{count(len(held), 'partition')} ({short_list(held)}) were rewritten, and readers still see the files of before. "
+            "A query of the setting `audit` holds them, or the command broke off. Give `lakeupsert reprocess` again once that is "
+            "corrected, or show them with `lakeupsert publish --without-audit`"
+        )
 
 
 def _landed(table: OpenTable) -> list[ObjectInfo]:

@@ -270,8 +270,8 @@ def explain_damage(store: ObjectStore, name: str, partition: str | None = None) 
             )
         raise DamagedTableError(
             "damaged-data-file",
-            f"Data file {store.uri(name)} {problem}. Its manifest names it, so something other than lakeupsert "
-            "deleted or changed it.",
+            f"Data file {store.uri(name)} {problem}. {'Its manifest' if stored else 'The metadata of the table'} names it, so "
+            "something other than lakeupsert deleted or changed it.",
             next=advice,
             partition=partition or stored,
         ) from e

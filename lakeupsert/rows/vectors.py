@@ -105,15 +105,17 @@ def mark_deleted(
     result = []
     for file, dead in zip(files, superseded, strict=True):
         if len(dead) < file.rows:
-            if len(dead) > file.rows - file.live:
-                bitmap = BitMap64(np.asarray(dead, np.uint64))
-                bitmap.run_optimize()
-                data = MAGIC + bytes(bitmap.serialize())
-                vector = DeletionVector(rows=len(dead), size=len(data), inline=data)
-                file = msgspec.structs.replace(file, deleted=vector)
-            result.append(file)
+            result.append(without_rows(file, dead) if len(dead) > file.rows - file.live else file)
     [result] = store_vectors(store, [result], new_name)
     return result
+
+
+def without_rows(file: DataFile, superseded: Indices) -> DataFile:
+    """``file`` with an inline vector of all these positions."""
+    bitmap = BitMap64(np.asarray(superseded, np.uint64))
+    bitmap.run_optimize()
+    data = MAGIC + bytes(bitmap.serialize())
+    return msgspec.structs.replace(file, deleted=DeletionVector(rows=len(superseded), size=len(data), inline=data))
 
 
 def store_vectors(

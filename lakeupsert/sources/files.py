@@ -17,11 +17,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from lakeupsert.config import TableSettings
-from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError, TryAgainError
 from lakeupsert.landing.formats.registry import is_read
+from lakeupsert.phrases import with_advice
 from lakeupsert.pipeline.append.landing_dates import received_on
 from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.removed_files import removed_files
 from lakeupsert.retries import LEADER_SECONDS, SENDS, SOURCE_ENTRIES_SECONDS
 from lakeupsert.storage import NotFoundError, StoreUnavailableError, UnknownOutcomeError, can_commit, open_own_folder
 from lakeupsert.table.chain import Chain, Link, sends
@@ -59,6 +61,14 @@ class SourceFiles:
         self._kept = f"{HOME}/sources/{source}/kept/"
         leases = table.history.objects.leases_of_source(source)
         self.leadership = Leadership(table.history.objects, leader_seconds, leases)
+
+    def removed(self) -> Iterator[str]:
+        """A warning if landing files of the source left the landing zone before a batch took them."""
+        with suppress(
+            DamagedTableError, RefusedError, ConfigurationError, OSError
+        ):  # it needs no right to read the ledger
+            for found, advice in removed_files(self._table, [self._source]):
+                yield with_advice(found, advice)
 
     def begin(self) -> str | None:
         """The position behind all that counts; None: nothing was read yet.

@@ -48,6 +48,8 @@ def follow(name: str, files: SourceFiles, run: Callable[[], None], options: Capt
             pause, begun = SOURCE_TICK_SECONDS, clock.elapsed()
             try:
                 if files.leadership.lead():
+                    for text in files.removed():
+                        options.warn(text)
                     run()
                     failures = 0
                 else:

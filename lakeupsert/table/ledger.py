@@ -13,7 +13,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.config import Reading
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.table.manifest import NO_ROWS, BucketEntry, Counters, DataFile, Digests
+from lakeupsert.table.manifest import NO_ROWS, BucketEntry, Counters, DataFile, Digests, TombstoneFile
 from lakeupsert.table.reading import StoredReading
 
 if TYPE_CHECKING:  # `--help` needs no store, and no Arrow
@@ -63,15 +63,22 @@ class Touched(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: int
     digest: str | None = None
     superseded_digest: str | None = None
+    tombstones: tuple[TombstoneFile, ...] = ()
     moved: int = 0
     followed: int = 0
     extract: int | None = None
 
     def as_adopted(self) -> BucketEntry:
         """The first bucket of a partition that starts with these files of batch 0, as another system wrote them."""
-        counters = Counters(appended=self.rows, live=self.rows)
-        digests = Digests(superseded=NO_ROWS, withdrawn=NO_ROWS)
-        return BucketEntry(id=clock.new_id(), settled=False, base=self.files, counters=counters, digests=digests)
+        dead = sum(file.rows for file in self.tombstones)
+        return BucketEntry(
+            id=clock.new_id(),
+            settled=False,
+            base=self.files,
+            tombstones=self.tombstones,
+            counters=Counters(appended=self.rows, live=self.rows - dead, tombstones=dead),
+            digests=Digests(superseded=NO_ROWS, withdrawn=NO_ROWS),
+        )
 
 
 NOTHING = Touched(files=(), rows=0, superseded=0, bytes=0, digest=NO_ROWS, superseded_digest=NO_ROWS)
@@ -268,7 +275,7 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
     if new.rows_read != new.rows_appended + new.rows_quarantined:
         wrong.append(f"{new.rows_read} rows read, {new.rows_appended} appended + {new.rows_quarantined} quarantined")
     for partition, touched in new.touched.items():
-        if touched.rows != touched.superseded + sum(f.live for f in touched.files):
+        if touched.rows != touched.superseded + sum(f.live for f in (*touched.files, *touched.tombstones)):
             wrong.append(f"{partition}: {touched.rows} rows, but {touched.superseded} superseded + those in its files")
     if wrong:
         raise DamagedTableError(

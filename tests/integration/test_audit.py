@@ -164,8 +164,18 @@ def test_a_repair_that_is_held_can_pass(tmp_path: Path) -> None:
     next((tmp_path / "processed/d=2020-01-01").glob("*.parquet")).unlink()
     with pytest.raises(AuditError):
         lake.table.reprocess(source="landing", host="local")
+
+    def said() -> list[str]:
+        return [text for text in lake.table.status().warnings if "were rewritten" in text]
+
+    lake.reopen()
+    [warning] = said()
+    assert "d=2020-01-01" in warning
+    assert "publish --without-audit" in warning
     lake.table.publish(audited=False)
     assert len(lake.rows()) == len(GOOD)
+    lake.table.vacuum(dry=False)  # its fences are later versions, too
+    assert said() == []
 
 
 def test_a_publisher_shows_what_is_published_while_a_night_is_held(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from msgspec.structs import replace
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError, TryAgainError
+from lakeupsert.operations import needed
+from lakeupsert.pipeline import history
 from lakeupsert.sources.files import SourceFiles
 from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, row
@@ -334,3 +336,54 @@ def test_recover_with_several_specs_breaks_off_among_them(tmp_path: Path) -> Non
     lake.table.recover(str(copy))
     lake.reopen()
     assert not lake.table.fsck(deep=True).findings
+
+
+def test_the_backup_that_ends_last_is_not_the_newest(tmp_path: Path) -> None:
+    """Its walk came before a night, and another backup has that night."""
+    lake, copy = made(tmp_path / "lake"), tmp_path / "copy"
+    lake.points.arm(-1, Fault.KILL_AFTER)
+    lake.table.backup(str(tmp_path / "counted"))
+    calls = len(lake.points.seen)
+    lake.points.disarm()
+    lake.reopen()
+    other = Lake(lake.root)
+
+    def write() -> None:
+        continued(other, "4.jsonl", 4)
+        other.table.backup(str(copy))
+
+    lake.points.amid(calls - 1, write)
+    found = lake.table.backup(str(copy))
+    assert lake.points.struck is not None
+    lake.points.disarm()
+    rows = other.rows()
+    other.table.close()
+    assert (found.number, found.batch) == (1, 4)
+    assert recovered(lake, copy).rows() == rows
+
+
+def test_entries_that_the_last_backup_has_are_read_from_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (history, needed):
+        monkeypatch.setattr(module, "HEADERS_TOGETHER", 4)
+    lake, copy = Lake(tmp_path / "lake"), tmp_path / "copy"
+    for night in range(9):
+        lake.land(f"{night}.jsonl", [row("a", 0, night, night)])
+        lake.table.append(host="local")
+
+    def entries_read() -> int:
+        lake.reopen()
+        lake.points.arm(-1, Fault.KILL_AFTER)
+        lake.table.backup(str(copy))
+        calls = [
+            call for call in lake.points.seen if call.startswith(("get _lakeupsert/ledger", "open _lakeupsert/ledger"))
+        ]
+        lake.points.disarm()
+        return len(calls)
+
+    assert entries_read() >= 20  # walked, and copied
+    continued(lake, "9.jsonl", 9)
+    assert entries_read() <= 8
+    rows = lake.rows()
+    assert recovered(lake, copy).rows() == rows

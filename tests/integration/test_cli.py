@@ -73,6 +73,7 @@ COMMANDS = [
         "changes",
         "backup",
         "recover",
+        "rebuild",
     ),
 ]
 FIELDS = [

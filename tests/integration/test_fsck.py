@@ -11,8 +11,10 @@ from click.testing import CliRunner
 from lakeupsert.cli import main
 from lakeupsert.errors import TryAgainError
 from lakeupsert.operations import needed
+from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.storage import LocalStore
 from lakeupsert.table import metadata
+from tests.harness.faults import Fault
 from tests.harness.lake import Lake, row, split_tiny_files
 from tests.integration.test_reconcile import double, tamper
 
@@ -142,6 +144,37 @@ def test_the_newest_snapshot_is_lost(tmp_path: Path) -> None:
     lake = made(tmp_path)
     min((lake.root / "processed/_lakeupsert/snapshots").glob("v*.json")).unlink()
     assert [code for _, code in found(lake, deep=False)] == ["missing-version"]
+
+
+def test_an_older_snapshot_is_lost(tmp_path: Path) -> None:
+    lake = made(tmp_path)
+    max((lake.root / "processed/_lakeupsert/snapshots").glob("v*.json")).unlink()
+    lake.reopen()
+    [finding] = lake.table.fsck().findings
+    assert (finding.needed_by, finding.error.code) == ("snapshot 0", "missing-version")
+    assert "or leave it" in finding.error.next
+
+
+def test_an_unfinished_reprocess_lost_its_packs(tmp_path: Path) -> None:
+    lake = made(tmp_path)
+    before = {*(tmp_path / "processed/_lakeupsert/data").iterdir()}
+    plan = reprocess(lake.opened, "local", lambda partition: partition == DAY, dry=False)
+    assert found(lake) == []
+    for path in {*(tmp_path / "processed/_lakeupsert/data").iterdir()} - before:
+        path.unlink()
+    assert {*found(lake)} == {("a reprocess", "damaged-data-file")}
+    (tmp_path / "processed" / str(plan.work)).write_bytes(b"{")
+    assert found(lake) == [("a reprocess", "damaged-object")]
+
+
+def test_each_file_is_read_once(tmp_path: Path) -> None:
+    lake = made(tmp_path, strategy="delta")
+    lake.points.arm(-1, Fault.KILL_AFTER)
+    lake.table.fsck(deep=True)
+    files = [call for call in lake.points.seen if ".parquet" in call]
+    lake.points.disarm()
+    assert files
+    assert len(files) == len({*files})
 
 
 def test_a_replayed_quarantine_file_is_needed(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from lakeupsert.pipeline.append.append import append
 from lakeupsert.pipeline.append.discover import AppendOptions
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.removed_files import MOST_LOOKS
+from lakeupsert.pipeline.stop import Stop
+from lakeupsert.sources.follow import CaptureOptions, follow
 from lakeupsert.storage import ObjectInfo
 from tests.harness.lake import Lake
 from tests.integration.test_source_files import Source
@@ -65,6 +67,17 @@ def test_only_the_first_of_many_are_looked_for(tmp_path: Path) -> None:
         path.unlink()
     [warning] = said(lake)
     assert warning.startswith(f"at least {MOST_LOOKS} landing files")
+
+
+def test_capture_says_so(tmp_path: Path) -> None:
+    """Whenever a process begins to read the source."""
+    lake = Lake(tmp_path)
+    landed(lake, 3)[0].unlink()
+    stop, warnings = Stop(), list[str]()
+    follow("n", Source(lake), stop.set, CaptureOptions(stop=stop, warn=warnings.append))
+    [warning] = warnings
+    assert "000000000001" in warning
+    assert "Begin again" in warning
 
 
 def test_doctor_and_ingest_say_so(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ from lakeupsert.rows.leaves import decode
 from lakeupsert.storage import NotFoundError, ObjectReader
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import FullExtract, LandingFile, LedgerEntry, Statement
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ class LandedRows:
                         self._insert(
                             Source(entry, file.name, relation, columns, "file_row_number", partition=partition)
                         )
+                for dead in entry.touched[partition].tombstones:
+                    self._load_tombstones(entry, dead, partition)
             return
         if entry.statement is not None:
             for partition in partitions:
@@ -162,6 +164,15 @@ class LandedRows:
                     number=number,
                 )
             )
+
+    def _load_tombstones(self, entry: LedgerEntry, file: TombstoneFile, partition: str) -> None:
+        """Load keys that were deleted before the table was rebuilt."""
+        rows = read_file(self._table.resources.store, file, self._spec.tombstone_schema)
+        given = {n: pa.repeat(v, rows.num_rows) for n, v in partition_scalars(self._spec, partition).items()}
+        columns = {name: rows[name] for name in rows.schema.names if name not in given} | given
+        dead = pa.repeat(pa.scalar(True), rows.num_rows)
+        self._db.register("block", pa.table({**columns, DELETED: dead, PLACE: pa.array(range(rows.num_rows))}))
+        self._insert(Source(entry, "", "block", [*columns, DELETED], PLACE))
 
     def _load_statement(self, entry: LedgerEntry, statement: Statement, partition: str) -> None:
         """Load the rows of an update or delete. They have no second reader: no other program wrote them."""
