@@ -177,9 +177,9 @@ def test_a_vacuum_keeps_the_newest_sign(tmp_path: Path, monkeypatch: pytest.Monk
         land(tmp_path, name)
         table.run(host="local")
     signs = table._table.history.objects.reading
-    assert len([*signs.numbers()]) == 4
+    assert len([*signs.numbers()]) == 6
     table.vacuum(dry=False)
-    assert [*signs.numbers()] == [3]
+    assert [*signs.numbers()] == [5]
 
 
 def test_a_script_that_every_process_would_run_again(tmp_path: Path) -> None:

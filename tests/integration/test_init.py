@@ -20,7 +20,8 @@ from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.config import load
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.operations.init import sample
+from lakeupsert.operations.init import apart, sample
+from lakeupsert.operations.init.propose import propose
 
 Row = dict[str, Any]
 NIGHTS = [date(2020, 1, 28) + timedelta(days=n) for n in range(5)]
@@ -160,6 +161,13 @@ def test_columns_are_described(here: Path) -> None:
     assert (columns["transaction_date"]["low"], columns["transaction_date"]["high"]) == ("2020-01-28", "2020-01-29")
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample is read in this process, whose limits a test has changed."""
+    monkeypatch.setattr(apart, "_call", lambda address, table, ended, alive: propose(address, table, ended))
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_only_a_sample_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample, "FILES", 4)
     monkeypatch.setattr(sample, "ROWS", 100)
@@ -169,6 +177,7 @@ def test_only_a_sample_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result["looked_at"] == {"files": 4, "rows": 100, "of_files": 10}
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_sample_of_text_ends_at_a_whole_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """The half of a time is no time, and would make text of its column."""
     rows = [order(i + 1000, 1, NIGHTS[0], datetime(2020, 2, 1, 3), 0) for i in range(100)]
