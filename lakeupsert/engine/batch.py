@@ -265,14 +265,13 @@ def find_erased(job: AppendJob, rows: Rows) -> Mask:
     """Which rows have a key of `erased`."""
     found: Mask = np.zeros(rows.num_rows, bool)
     partitions = rows[PARTITION].combine_chunks() if job.erased else None
+    wanted = [(keys.columns, np.array(keys.hashes, np.uint64)) for keys in job.erased]
     for partition in pc.unique(partitions).to_pylist() if partitions is not None else ():
         places = np.flatnonzero(as_mask(pc.equal(partitions, partition)))
         own = with_partition(rows.take(pa.array(places)), job.spec, partition)
-        for keys in job.erased:
-            if partition == UNPLACED and not {*keys.columns}.isdisjoint(job.spec.partition_by):
-                continue
-            hashes = key_hashes(own, job.spec, keys.columns)
-            found[places] |= np.isin(hashes, np.array([*keys.hashes], np.uint64))
+        for columns, erased in wanted:
+            if partition != UNPLACED or {*columns}.isdisjoint(job.spec.partition_by):
+                found[places] |= np.isin(key_hashes(own, job.spec, columns), erased)
     return found
 
 

@@ -95,7 +95,7 @@ def new_columns_of(job: AppendJob, files: Sequence[ReplayedFile], renames_of: Ca
     found = []
     for file in files:
         rows = _read(job.store, file)
-        for quarantined in _blocks(rows, job.reading):
+        for quarantined in blocks_of(rows, job.reading):
             landed = quarantined.file
             block = _with_current_names(quarantined, job, renames_of)
             if new := _new_columns(block, landed, job, take(block, frozenset(), landed, job.rules).accepted):
@@ -106,7 +106,7 @@ def new_columns_of(job: AppendJob, files: Sequence[ReplayedFile], renames_of: Ca
 def read_again(store: ObjectStore, file: ReplayedFile, places: Indices) -> Iterator[Rows]:
     """The rows at these places of a quarantine file, as a quarantine file of their own has them."""
     rows = _read(store, file)
-    for quarantined in _blocks(rows, Reading()):
+    for quarantined in blocks_of(rows, Reading()):
         own = quarantined.block.places
         wanted = np.flatnonzero(np.isin(own, places))
         streams = pa.array(quarantined.block.arrow(wanted.tolist()), pa.binary())
@@ -146,7 +146,7 @@ def _take_again(
     streams = rows["arrow"].to_pylist()
     stays = np.ones(rows.num_rows, bool)
     accepted = []
-    for quarantined in _blocks(rows, job.reading):
+    for quarantined in blocks_of(rows, job.reading):
         block = _with_current_names(quarantined, job, renames_of)
         if quarantined.file == STORED_ROW and job.spec.order_in_name:
             continue
@@ -177,7 +177,7 @@ def _take_again(
 
 
 @dataclass(frozen=True)
-class _QuarantinedBlock:
+class QuarantinedBlock:
     """Consecutive rows of a quarantine file, from one landing file; ``batch`` is the id of the batch that read it.
 
     A row's place in the block is its place in the quarantine file.
@@ -188,7 +188,7 @@ class _QuarantinedBlock:
     batch: str
 
 
-def _with_current_names(quarantined: _QuarantinedBlock, job: AppendJob, renames_of: Callable[[str], int]) -> Block:
+def _with_current_names(quarantined: QuarantinedBlock, job: AppendJob, renames_of: Callable[[str], int]) -> Block:
     """The block with the table's current column names, without dropped columns (see `TableSpec.renamed_since`).
 
     Aliases apply to columns that no rename explains. A row with a column's name and its alias keeps both: that alias means
@@ -209,7 +209,7 @@ def find_tried(rows: Rows) -> Indices:
     return np.flatnonzero(~as_mask(pc.is_in(rows["reason_code"].combine_chunks(), pa.array(UNTRIED))))
 
 
-def _blocks(rows: Rows, reading: Reading) -> Iterator[_QuarantinedBlock]:
+def blocks_of(rows: Rows, reading: Reading) -> Iterator[QuarantinedBlock]:
     """The rows that have columns, as they came."""
     places = find_tried(rows)
     streams, lines = (rows[column].to_pylist() for column in ("arrow", "raw"))
@@ -226,5 +226,5 @@ def _blocks(rows: Rows, reading: Reading) -> Iterator[_QuarantinedBlock]:
             table = from_bytes(stream)
             end = at + table.num_rows
             block = format_of(origin[0], reading.format).block.from_arrow(table, places[at:end])
-        yield _QuarantinedBlock(block, *origin)
+        yield QuarantinedBlock(block, *origin)
         at = end

@@ -18,7 +18,7 @@ class ErasedKeys:
     """Keys by the hashes (docs/FORMAT.md, "Buckets") of these columns: those of the key, and perhaps of the partition."""
 
     columns: tuple[str, ...]
-    hashes: frozenset[int]
+    hashes: tuple[int, ...]
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,10 +50,6 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_of(self, columns: tuple[str, ...], keys: tuple[str, ...]) -> bool:
         return (self.columns, self.keys) == (columns, keys)
 
-    @property
-    def erased(self) -> ErasedKeys:
-        return ErasedKeys(self.columns, frozenset(int(key, 16) for key in self.keys))
-
 
 def write_erasure(store: ObjectStore, erasure: Erasure) -> str:
     """Returns the name of the record."""
@@ -73,5 +69,9 @@ def read_erasures(store: ObjectStore) -> Iterator[tuple[ObjectInfo, Erasure]]:
 
 
 def read_erased(store: ObjectStore, batch: int = -1) -> tuple[ErasedKeys, ...]:
-    """The keys of all erasures since this batch was the newest."""
-    return tuple({one.erased for _, one in read_erasures(store) if one.batch >= batch})
+    """The keys of all erasures since this batch was the newest, once for the same columns."""
+    found: dict[tuple[str, ...], set[int]] = {}
+    for _, one in read_erasures(store):
+        if one.batch >= batch:
+            found.setdefault(one.columns, set()).update(int(key, 16) for key in one.keys)
+    return tuple(ErasedKeys(columns, tuple(sorted(keys))) for columns, keys in found.items())

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert import clock
-from lakeupsert.errors import LakeupsertError
+from lakeupsert.errors import LakeupsertError, TryAgainError
 from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, row
 
@@ -181,6 +181,60 @@ def test_a_tag_keeps_a_key_and_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert any("the tag audit" in why for why in kept.left)
     lake.table.tag("audit", None)
     assert lake.table.erase(listed, "asked by letter", dry=False).is_erased
+
+
+def test_a_landing_file_that_is_another_one_now_stays(tmp_path: Path) -> None:
+    lake, listed = written(tmp_path), str(keys(tmp_path))
+    lake.land("1.jsonl", [row("new", 1, 9, 9)])
+    left = lake.table.erase(listed, "asked", landing=True, dry=False)
+    assert (tmp_path / "landing/1.jsonl").exists()
+    assert [why for why in left.left or () if "changed since" in why]
+    assert {*left.landing} == {"2.jsonl", "3.jsonl"}
+
+
+def test_a_landing_file_of_a_withdrawn_batch_stays(tmp_path: Path) -> None:
+    lake, listed = written(tmp_path, history=True), str(keys(tmp_path))
+    lake.table.restore(1, dry=False)
+    lake.run()
+    left = lake.table.erase(listed, "asked", landing=True, dry=False)
+    assert {*left.landing} == {"1.jsonl"} or "1.jsonl" in left.landing
+    assert [why for why in left.left or () if "withdrawn" in why]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("names", [("",), ("", "2", "3", "4", "5")])
+def test_another_list_begins_from_now(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """What is left of an erasure is unknown to one of other keys, which may be among them."""
+    lake = written(tmp_path)
+    lake.table.erase(str(keys(tmp_path)), "asked", dry=False)
+    other = tmp_path / "other.csv"
+    other.write_text("k,l\n" + "".join(f"{CANARY}{end},0\n" for end in names))
+    assert not lake.table.erase(str(other), "asked", dry=False).is_erased
+
+
+def test_a_refused_row_is_compared_in_the_types_of_the_key(tmp_path: Path) -> None:
+    lake = written(tmp_path)
+    lake.land("9.jsonl", [], refused=[{**row(CANARY, 1, 9), "l": "no number"}, {**row("0007", 1, 9), "l": "no number"}])
+    lake.run()
+    lake.table.erase(str(keys(tmp_path)), "asked", dry=False)
+    lake.reopen()
+    found = [one["raw"] for one in lake.table.quarantine().read_all().to_pylist() if one["file"] == "9.jsonl"]
+    assert [found[0], "0007" in found[1]] == ["{}", True]
+
+
+def test_a_vacuum_in_the_middle_is_no_damage(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"strategy": "delta", "keep_snapshots": 1, "superseded_retention": "0s"}
+    lake = written(tmp_path, **settings)
+    other = Lake(tmp_path, **settings)
+
+    def night() -> None:
+        other.table.compact(full=True)
+        other.table.vacuum(dry=False)
+
+    lake.points.amid(0, night, "open _lakeupsert/data/d=")
+    with pytest.raises(TryAgainError) as met:
+        lake.table.erase(str(keys(tmp_path)), "asked", dry=False)
+    assert met.value.code == "vacuumed-meanwhile"
 
 
 def test_only_the_partition_that_a_list_names(tmp_path: Path) -> None:

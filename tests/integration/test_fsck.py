@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from lakeupsert.cli import main
 from lakeupsert.errors import TryAgainError
 from lakeupsert.operations import needed
-from lakeupsert.operations.reprocess import reprocess
+from lakeupsert.operations.reprocess import ReprocessOptions, reprocess
 from lakeupsert.storage import LocalStore
 from lakeupsert.table import metadata
 from tests.harness.faults import Fault
@@ -158,7 +158,7 @@ def test_an_older_snapshot_is_lost(tmp_path: Path) -> None:
 def test_an_unfinished_reprocess_lost_its_packs(tmp_path: Path) -> None:
     lake = made(tmp_path)
     before = {*(tmp_path / "processed/_lakeupsert/data").iterdir()}
-    plan = reprocess(lake.opened, "local", lambda partition: partition == DAY, dry=False)
+    plan = reprocess(lake.opened, ReprocessOptions(lambda name: name == DAY, source="landing", host="local"))
     assert found(lake) == []
     for path in {*(tmp_path / "processed/_lakeupsert/data").iterdir()} - before:
         path.unlink()

@@ -21,7 +21,9 @@ from lakeupsert import Table, clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.partitions import derived_columns
+from lakeupsert.operations.init import apart
 from lakeupsert.operations.init.buckets import propose_count
+from lakeupsert.operations.init.propose import propose
 from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.merge import cuts
 from lakeupsert.queue import Message
@@ -634,6 +636,7 @@ def test_plan_says_if_another_number_would_suit_far_better(folder: Path, monkeyp
 
 def test_init_proposes_a_hash_for_files_that_are_too_large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(apart, "_call", lambda address, table, ended, alive: propose(address, table, ended))
     (folder / "zone").mkdir()
     pq.write_table(pa.table({"id": range(2000), "name": [f"n{i % 7}" for i in range(2000)]}), folder / "zone/a.parquet")
 

@@ -275,7 +275,7 @@ def test_an_outage_of_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
             stop.set()
         raise TryAgainError("source-unreachable", "It is away.", next="wait")
 
-    files = SimpleNamespace(leadership=SimpleNamespace(lead=lambda: True, release=lambda: None))
+    files = SimpleNamespace(leadership=SimpleNamespace(lead=lambda: True, release=lambda: None), removed=list)
     options = CaptureOptions(stop=stop, warn=lambda text: None, alive=lambda: signs.append(now[0]))
     follow("n", files, run, options)  # type: ignore[arg-type]
     assert len(tried) == 1102

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 )
 @click.option("--reason", metavar="TEXT", required=True, help="Why, for the record that stays in the table.")
 @click.option(
-    "--landing", is_flag=True, help="Also delete each landing file that has one of the keys, with all its rows."
+    "--landing",
+    is_flag=True,
+    help="Also delete each landing file with one of the keys, whole, also if another table has not taken it.",
 )
 @click.option("--yes", is_flag=True, help="Do it. Without --yes, only look where the keys are.")
 @log_option
@@ -40,7 +42,8 @@ def erase(call: Call, yes: bool, **flags: "Unpack[Flags]") -> Answer:
     """Make keys vanish: their rows, deletes and older versions, from quarantine, statements and the key index.
 
     All older snapshots without a tag end now. Versions of partitions are kept for 7 days, so give the same command again after
-    them: it says `erased` once no object is left that has a key or may have one. The record has no key, only hashes.
+    them: it says `erased` once no object is left that has a key or may have one. It erases rows that came since, too. The record
+    has hashes of the keys.
 
     \b
     Example:
@@ -63,10 +66,10 @@ def _answer(table: str, found: "EraseResult") -> Answer:
     if found.left is None:
         facts.append(("", "nothing was changed; the same command with --yes erases them"))
     elif found.is_erased:
-        facts.append(("erased", f"no object has one of them; record {found.record}"))
+        facts.append(("erased", f"no object that was searched has one of them; record {found.record}"))
     else:
         warnings = tuple(f"not erased yet: {number:,} {why}" for why, number in found.left.items())
-        facts.append(("next", "give the same command again in a week"))
+        facts.append(("next", "give the same command again once the reasons are gone"))
     names = ("keys", "partitions", "statements", "quarantine", "landing", "older", "deleted", "left", "record")
     result = {**shapes.fields(found, *names), "erased": found.is_erased}
     return Answer(result, shapes.block(f"Table {table}", facts), warnings)

@@ -123,15 +123,15 @@ def erase(table: OpenTable, options: EraseOptions) -> EraseResult:
     )
     if options.dry:
         return result
-    record = None
-    if found.is_there:
-        record = write_erasure(store, _erasure(keys, options.reason, result, found.needed.batch))
+    record, begun = None, _erasure(keys, options.reason, result, found.needed.batch)
+    if found.is_there or not _last_found(store, keys):
+        record = write_erasure(store, begun)
     if found.partitions:
         erased = {partition: to_bytes(rows.combine_chunks()) for partition, rows in found.partitions.items()}
         chosen = ReprocessOptions(erased.__contains__, erased=erased, stop=options.stop, progress=progress)
         reprocess_and_publish(table, chosen)
     for name in sorted(found.quarantine):
-        redact(store, name, keys)
+        redact(store, name, keys, history.reading)
     if found.keys:
         progress("rebuilding the key index")
         name_rebuilt_index(table, LocalHost())
@@ -141,14 +141,16 @@ def erase(table: OpenTable, options: EraseOptions) -> EraseResult:
     progress("deleting what nobody needs now")
     strict = msgspec.structs.replace(table.settings, keep_snapshots=1, superseded_retention="0s")
     deleted = vacuum(OpenTable(table.name, strict, resources=table.resources), dry=False, progress=progress)
+    if found.is_there:  # once more: what is older than this may have been written from what had a key
+        write_erasure(store, begun)
     progress("looking again")
     left = _left(table, find(table, keys, landing=options.landing, progress=progress), _last_found(store, keys))
     if not left:
-        record = write_erasure(store, _erasure(keys, options.reason, result, found.needed.batch, ended=True))
+        record = write_erasure(store, msgspec.structs.replace(begun, at=clock.now().isoformat(), ended=True))
     return replace(result, deleted=len(deleted.garbage), left=left, record=record)
 
 
-def _erasure(keys: Keys, reason: str, result: EraseResult, batch: int, *, ended: bool = False) -> Erasure:
+def _erasure(keys: Keys, reason: str, result: EraseResult, batch: int) -> Erasure:
     return Erasure(
         at=clock.now().isoformat(),
         reason=reason,
@@ -159,7 +161,6 @@ def _erasure(keys: Keys, reason: str, result: EraseResult, batch: int, *, ended:
         statements=result.statements,
         quarantine=result.quarantine,
         landing=result.landing,
-        ended=ended,
     )
 
 
@@ -188,6 +189,7 @@ def _left(table: OpenTable, found: Found, last_found: float) -> dict[str, int]:
         left[f"partitions of {needed_by}" + (f", which has the tag {tag}" if tag else "")] += 1
     for kind in ("statements", "keys", "quarantine", "landing"):
         left[f"objects ({kind}): they came while this call ran"] = len(getattr(found, kind))
+    left.update(found.unsearched.values())
     needed = found.needed.files | found.needed.metadata
     for other in _others(table.resources.store):
         is_published = other.name.startswith(_PUBLISHED)

@@ -10,7 +10,9 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -18,10 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakeupsert.config import Reading
 from lakeupsert.engine.batch import read_landing
 from lakeupsert.engine.hosts import LocalHost
+from lakeupsert.engine.replay import blocks_of
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.landing.formats.blocks import LandingInput
+from lakeupsert.landing.content import content_hash
+from lakeupsert.landing.files import apply_aliases, under_table_names
+from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
+from lakeupsert.landing.formats.dates import dated
 from lakeupsert.landing.partitions import UNPLACED
 from lakeupsert.operations.needed import Needed, NeededBucket
 from lakeupsert.operations.reprocess import Batch, job_of
@@ -29,12 +36,14 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.table_keys import named_index
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.buckets import buckets, key_hashes
+from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import open_object, stream_file
 from lakeupsert.rows.floor import PARTITION, is_among
 from lakeupsert.rows.rank import sortable
 from lakeupsert.rows.tojson import to_json_values
-from lakeupsert.storage import ObjectStore
+from lakeupsert.storage import ObjectInfo, ObjectStore
 from lakeupsert.table.layout import QUARANTINE, STATEMENT_ROWS, partition_scalars
+from lakeupsert.table.ledger import active_batches
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import TableSpec
 
@@ -88,7 +97,7 @@ def _values(value: object) -> Iterator[str]:
         for one in value.values() if isinstance(value, dict) else value:
             yield from _values(one)
     else:
-        yield str(value)
+        yield str(value).strip()
 
 
 @dataclass
@@ -101,6 +110,7 @@ class Found:
         statements: packs of rows of updates and deletes.
         keys: files of the key index.
         quarantine, landing: names of quarantine files and of landing files.
+        unsearched: landing files that can't be searched or must stay, with the reason.
         needed: the walk.
     """
 
@@ -111,11 +121,12 @@ class Found:
     keys: set[str] = field(default_factory=set)
     quarantine: set[str] = field(default_factory=set)
     landing: set[str] = field(default_factory=set)
+    unsearched: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_there(self) -> bool:
-        """Whether something is to be rewritten or deleted, by more than a vacuum."""
-        return any((self.partitions, self.statements, self.keys, self.quarantine, self.landing))
+        """Whether one of the keys is somewhere."""
+        return any((self.partitions, self.older, self.statements, self.keys, self.quarantine, self.landing))
 
 
 def find(table: OpenTable, keys: Keys, *, landing: bool, progress: Callable[[str], None]) -> Found:
@@ -126,8 +137,8 @@ def find(table: OpenTable, keys: Keys, *, landing: bool, progress: Callable[[str
     needed = Needed(table, _refuse_damage, progress)
     found, store = Found(needed), table.resources.store
     for bucket in needed.buckets():
-        there = _keys_in(store, bucket, keys.within(bucket.partition))
-        if not there.num_rows:
+        there = needed.look(bucket.needed_by, partial(_keys_in, store, bucket, keys.within(bucket.partition)))
+        if there is None or not there.num_rows:
             continue
         names = {file.name for file in bucket.entry.data}
         if any(name.startswith(STATEMENT_ROWS) for name in names):
@@ -138,11 +149,11 @@ def find(table: OpenTable, keys: Keys, *, landing: bool, progress: Callable[[str
         else:
             found.older[bucket.partition] = bucket.needed_by
     progress("searching the key index and quarantine")
-    found.keys = _in_index(table, keys)
-    refused = {file.name: _refused_from(store, file.name, keys) for file in store.list(f"{QUARANTINE}/")}
+    found.keys = needed.look("`append`", partial(_in_index, table, keys)) or set()
+    refused = {name: _refused_from(table, name, keys) for name in sorted(f.name for f in store.list(f"{QUARANTINE}/"))}
     found.quarantine = {name for name, files in refused.items() if files}
     if landing:
-        found.landing = _in_landing(table, keys, frozenset().union(*refused.values()), progress)
+        _find_in_landing(table, keys, frozenset().union(*refused.values()), found, progress)
     return found
 
 
@@ -184,33 +195,68 @@ def _in_index(table: OpenTable, keys: Keys) -> set[str]:
     return {file.name for file in (index.all if index else ()) if _rows_of(store, file, schema, columns, spec).num_rows}
 
 
-def _refused_from(store: ObjectStore, name: str, keys: Keys) -> frozenset[str]:
+def _refused_from(table: OpenTable, name: str, keys: Keys) -> frozenset[str]:
     """The landing files of the rows with one of the keys in a quarantine file."""
-    with open_object(store, name) as source:
-        rows = pq.read_table(source, columns=["file", "raw"])
-    return frozenset(rows["file"].filter(pa.array(keys.find_raw(rows["raw"].to_pylist()))).to_pylist())
+    with open_object(table.resources.store, name) as source:
+        rows = pq.read_table(source)
+    return frozenset(rows["file"].filter(pa.array(find_refused(rows, keys, table.history.reading))).to_pylist())
 
 
-def _in_landing(table: OpenTable, keys: Keys, refused: frozenset[str], progress: Callable[[str], None]) -> set[str]:
-    """Landing files that batches took, that are still there, and that gave a row with one of the keys, or refused ones."""
-    found, landing, history = set[str](), table.resources.landing, table.history
-    ledger = history.ledger_head()
-    for number in range(ledger.number + 1 if ledger else 0):
-        [link] = history.entries(number - 1, number)
-        for place, file in enumerate(link.body.files):
+def find_refused(rows: Rows, keys: Keys, reading: Reading) -> Mask:
+    """Which rows of a quarantine file may have one of the keys: by the key columns that can be read, or by all its texts."""
+    found = keys.find_raw(rows["raw"].to_pylist())
+    for quarantined in blocks_of(rows, reading):
+        block = quarantined.block
+        with suppress(UnreadableFileError):
+            block = apply_aliases(block, quarantined.file, reading)
+        block = under_table_names(dated(block, reading), keys.spec)
+        fits, known = np.ones(len(block.places), bool), np.zeros(len(block.places), bool)
+        for name in keys.spec.key:
+            values, unfit = block.convert(name, keys.spec.schema.field(name).type)
+            unknown = unfit | as_mask(pc.is_null(values))
+            among = as_mask(pc.is_in(sortable(pa.chunked_array([values])), sortable(keys.rows[name])))
+            fits &= unknown | among
+            known |= ~unknown
+        found[block.places] |= fits & known
+    return found
+
+
+def _find_in_landing(
+    table: OpenTable, keys: Keys, refused: frozenset[str], found: Found, progress: Callable[[str], None]
+) -> None:
+    """Look in the landing files that batches took and that are as they were then; others may have new rows."""
+    landing, history = table.resources.landing, table.history
+    entries = [link.body for link in history.entries(-1, found.needed.batch)]
+    counting = set(active_batches(enumerate(entries)))
+    for number, entry in enumerate(entries):
+        for place, file in enumerate(entry.files):
             there = landing.head(file.path)
-            if there is None or file.path in found:
+            if there is None or file.path in found.landing:
                 continue
             progress(f"searching {landing.uri(file.path)}")
-            batch = Batch(number, link.body, frozenset(link.body.touched))
-            part = LandingInput(file.path, there.size, there.etag, place)
-            job = replace(job_of(table, LocalHost(), batch, (part,), 0, {}), erased=())
-            for rows in read_landing(job, job.inputs):
-                if isinstance(rows, pa.Table) and _has_key(rows, keys):
-                    found.add(file.path)
-            if file.path in refused:
-                found.add(file.path)
-    return found
+            is_same = there.is_same(file.size, file.etag) or content_hash(landing, file.path) == file.sha256
+            if not file.sha256:
+                found.unsearched[file.path] = (
+                    "landing files that no batch could read: look at them, and delete them yourself"
+                )
+            elif not is_same:
+                found.unsearched[file.path] = (
+                    "landing files that changed since a batch took them: run the next night first"
+                )
+            elif file.path in refused or _is_in(
+                table, keys, Batch(number, entry, frozenset(entry.touched)), place, there
+            ):
+                if number in counting:
+                    found.landing.add(file.path)
+                else:
+                    found.unsearched[file.path] = "landing files of withdrawn batches, which have other rows, too"
+
+
+def _is_in(table: OpenTable, keys: Keys, batch: Batch, place: int, there: ObjectInfo) -> bool:
+    """Whether a landing file gave a row with one of the keys."""
+    part = LandingInput(there.name, there.size, there.etag, place)
+    job = replace(job_of(table, LocalHost(), batch, (part,), 0, {}), erased=())
+    return any(_has_key(rows, keys) for rows in read_landing(job, job.inputs) if isinstance(rows, pa.Table))
 
 
 def _has_key(rows: Rows, keys: Keys) -> bool:

@@ -12,13 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lakeupsert.config import Reading
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
 from lakeupsert.engine.replay import find_tried
-from lakeupsert.operations.erase.find import Keys
+from lakeupsert.operations.erase.find import Keys, find_refused
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.datafiles import from_bytes, open_object, to_bytes
 from lakeupsert.rows.filewriter import DataFileWriter, Footer
-from lakeupsert.storage import ObjectStore
+from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.storage.base import Sink
 from lakeupsert.table.layout import ERASURES, QUARANTINE
 
@@ -26,11 +27,11 @@ ASIDE = f"{ERASURES}/aside/"
 ERASED = "Its key was erased."
 
 
-def redact(store: ObjectStore, name: str, keys: Keys) -> None:
+def redact(store: ObjectStore, name: str, keys: Keys, reading: Reading) -> None:
     """Replace a quarantine file by one whose rows of these keys have no values. Each keeps its place, file and reason code."""
     with open_object(store, name) as source, pq.ParquetFile(source) as file:
         rows, footer = file.read(), Footer.of(file.metadata)
-    left = _without_values(rows, keys.find_raw(rows["raw"].to_pylist()))
+    left = _without_values(rows, find_refused(rows, keys, reading))
     with DataFileWriter(_Aside(store), lambda: name, QUARANTINE_SCHEMA, footer, ()) as out:
         out.write(left.cast(QUARANTINE_SCHEMA))
     _put_in_place(store, name)
@@ -57,7 +58,10 @@ def _aside(name: str) -> str:
 
 
 def _put_in_place(store: ObjectStore, name: str) -> None:
-    data = store.get(_aside(name))
+    try:
+        data = store.get(_aside(name))
+    except NotFoundError:  # another call has put it there
+        return
     store.delete([name])
     with store.write(name) as sink:
         sink.write(data)
