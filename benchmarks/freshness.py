@@ -18,6 +18,7 @@ import random
 import tempfile
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from threading import Thread
@@ -108,7 +109,6 @@ def measure_flat(rows: int, partitions: int, batches: int) -> bool:
     """Print a line for each tenth of the batches. Returns whether all were published."""
     with tempfile.TemporaryDirectory() as root:
         clocked, stop = Clocked(Path(root)), Stop()
-        other = Table("t", clocked.settings)
         costs: list[tuple[int, float]] = []
         before, begun, number = Counter[str](), 0.0, 0
 
@@ -125,8 +125,11 @@ def measure_flat(rows: int, partitions: int, batches: int) -> bool:
                 )
                 costs.clear()
             if number and number % UPKEEP == 0:
-                other.compact()
-                other.vacuum(dry=False)
+                with closing(
+                    Table("t", clocked.settings)
+                ) as other:  # as another process, which would keep nothing here
+                    other.compact()
+                    other.vacuum(dry=False)
             if number == batches:
                 stop.set()
                 return
