@@ -148,6 +148,17 @@ def test_one_partition_lost_its_newest_manifest(tmp_path: Path) -> None:
     assert lake.rows() == after
 
 
+def test_it_says_that_keys_were_erased(tmp_path: Path) -> None:
+    lake = made(tmp_path)
+    lake.run()
+    listed = tmp_path / "keys.csv"
+    listed.write_text("k,l\n0001,0\n")
+    lake.table.erase(str(listed), "asked", dry=False)
+    lost = lose(lake)
+    newest(lost, "partitions/d=2020-01-01").unlink()
+    assert [warning for warning in rebuilt(lake, lost).warnings if "erase" in warning]
+
+
 def test_a_snapshot_shows_a_lost_manifest(tmp_path: Path) -> None:
     lake = made(tmp_path / "lake", strategy="delta")
     lost = lose(lake)

@@ -43,7 +43,7 @@ from lakeupsert.rows.floor import Extract
 from lakeupsert.storage import ObjectStore, open_store
 from lakeupsert.storage.two import TwoStores
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import DATA, HOME, OWN_NAMES, QUARANTINE, WHOLE_TABLE
+from lakeupsert.table.layout import DATA, ERASURES, HOME, OWN_NAMES, QUARANTINE, WHOLE_TABLE
 from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
 from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, Counters, DataFile, add_digests
 from lakeupsert.table.spec import RESERVED, TableSpec, field_id
@@ -374,6 +374,11 @@ def _warnings(
         yield (
             f"{count(sum(doubtful.values()), 'row')} are only in files that later merges replaced: {each}. Their keys were "
             "deleted, and are back, unless such a merge broke off"
+        )
+    if any(name.startswith(f"{ERASURES}/") for name in remains.names):
+        yield (
+            "keys were erased from the lost table. The new one has no record of them, and partitions without a manifest may "
+            "have such keys again: give `lakeupsert erase` with the same lists again"
         )
     if bad := [name for one in found.values() for name in one.unreadable]:
         yield f"{count(len(bad), 'data file')} can't be read, and the rows in them are missing: {short_list(bad)}"
