@@ -68,7 +68,7 @@ def _answer(table: str, found: "EraseResult") -> Answer:
     elif found.is_erased:
         facts.append(("erased", f"no object that was searched has one of them; record {found.record}"))
     else:
-        warnings = tuple(f"not erased yet: {number:,} {why}" for why, number in found.left.items())
+        warnings = tuple(f"not erased yet: {why} ({number:,})" for why, number in found.left.items())
         facts.append(("next", "give the same command again once the reasons are gone"))
     names = ("keys", "partitions", "statements", "quarantine", "landing", "older", "deleted", "left", "record")
     result = {**shapes.fields(found, *names), "erased": found.is_erased}
