@@ -127,13 +127,13 @@ def test_a_file_whose_reading_never_ends(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_small_files_whose_values_repeat_in_each_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gigabyte in rows, which no footer names."""
+    """Four gigabytes in rows, which no footer names."""
     land(tmp_path, "a")
     table = opened(str(tmp_path))
     table.run(host="local")
     leave_sign(table)
-    value = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), ["x" * 1_000_000])
-    rows = pa.table({"id": [str(n) for n in range(1000)], "w": value})
+    value = pa.DictionaryArray.from_arrays(pa.array([0] * 4000, pa.int32()), ["x" * 1_000_000])
+    rows = pa.table({"id": [str(n) for n in range(4000)], "w": value})
     pq.write_table(rows, tmp_path / "landing/repeats.parquet", compression="zstd", store_schema=False)
     assert (tmp_path / "landing/repeats.parquet").stat().st_size < 100_000
     land(tmp_path, "b")
