@@ -67,13 +67,16 @@ class Footer:
     @classmethod
     def of(cls, file: pq.FileMetaData) -> "Footer":
         """The keys in a file that we wrote."""
-        found = {
-            key.decode(): value.decode() for key, value in file.metadata.items() if key.startswith(FOOTER.encode())
-        }
-        values = {key.removeprefix(FOOTER): value for key, value in found.items()}
+        values = footer_keys(file)
         place = values.get("partition"), int(values["bucket"]), int(values["bits"])
         written = values["table"], values["kind"], values["batch"], int(values["spec"])
         return cls(*written, *place, int(values.get("renames", 0)))
+
+
+def footer_keys(file: pq.FileMetaData) -> dict[str, str]:
+    """The keys of a `Footer`, without `FOOTER`; none of a file that others wrote."""
+    found = ((name.decode(errors="replace"), text) for name, text in (file.metadata or {}).items())
+    return {name.removeprefix(FOOTER): text.decode() for name, text in found if name.startswith(FOOTER)}
 
 
 @dataclass(frozen=True)

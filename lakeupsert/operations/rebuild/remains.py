@@ -28,7 +28,7 @@ from lakeupsert.rows.arrays import Hashes, Rows
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.rows.datafiles import open_object, stream_file
 from lakeupsert.rows.digest import row_hashes
-from lakeupsert.rows.filewriter import FOOTER
+from lakeupsert.rows.filewriter import footer_keys
 from lakeupsert.rows.vectors import without_rows
 from lakeupsert.storage import ObjectInfo, ObjectStore
 from lakeupsert.table.chain import Chain, Link
@@ -264,8 +264,7 @@ def read_stored_file(store: ObjectStore, info: ObjectInfo) -> StoredFile:
     """Read the footer of a data file. Raises DamagedTableError."""
     with open_object(store, info.name) as source, pq.ParquetFile(source) as parquet:
         footer, schema = parquet.metadata, parquet.schema_arrow
-    found = [(name.decode(errors="replace"), text) for name, text in (footer.metadata or {}).items()]
-    own = {name.removeprefix(FOOTER): text.decode() for name, text in found if name.startswith(FOOTER)}
+    own = footer_keys(footer)
     if own.get("file") != info.name:
         own = {}  # of another program, which may have copied the keys
     kind = own.get("kind", "base")
