@@ -89,7 +89,7 @@ def refusal(lake: Lake, lost: Path) -> LakeupsertError:
     return caught.value
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2 * len(KINDS))
 @pytest.mark.parametrize("lost", [(), ("spec", "snapshots")], ids=["nothing", "spec and snapshots"])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_each_manifest_and_entry_reads(tmp_path: Path, kind: str, lost: tuple[str, ...]) -> None:
