@@ -11,7 +11,7 @@ The explorer, the store and the faults are those of protocol.py.
 import sys
 from typing import NamedTuple
 
-from protocol import IDLE, LOST, UNKNOWN, WON, Flow, explore, landing
+from protocol import IDLE, LOST, UNKNOWN, WON, Flow, landing, main
 
 # ---------------------------------------------------------------- a table under upkeep
 
@@ -1177,28 +1177,5 @@ BUGS = {
 }
 
 
-def main(arguments):
-    verbose = "-v" in arguments
-    wanted = [a for a in arguments if not a.startswith("-")]
-    if "--list" in arguments:
-        print(*CORRECT, *BUGS, sep="\n")
-        return 0
-    wrong = 0
-    for name in wanted or [*CORRECT, *BUGS]:
-        planted = name in BUGS
-        problem, trace, states, seconds = explore(BUGS[name](name) if planted else CORRECT[name]())
-        wrong += planted != bool(problem)
-        verdict = ("caught" if problem else "MISSED") if planted else ("HOLE" if problem else "holds")
-        print(
-            f"{verdict:7} {name}: {states:,} states, {seconds:.1f} s"
-            + (f", {len(trace)} steps: {problem}" if problem else ""),
-            flush=True,
-        )
-        if problem and (verbose or not planted):
-            for i, label in enumerate(trace, 1):
-                print(f"    {i:2} {label}")
-    return 1 if wrong else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], CORRECT, BUGS))

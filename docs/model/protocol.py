@@ -1167,16 +1167,16 @@ BUGS = {
 }
 
 
-def main(arguments):
+def main(arguments, correct, bugs):
     verbose = "-v" in arguments
     wanted = [a for a in arguments if not a.startswith("-")]
     if "--list" in arguments:
-        print(*CORRECT, *BUGS, sep="\n")
+        print(*correct, *bugs, sep="\n")
         return 0
     wrong = 0
-    for name in wanted or [*CORRECT, *BUGS]:
-        planted = name in BUGS
-        problem, trace, states, seconds = explore(BUGS[name](name) if planted else CORRECT[name]())
+    for name in wanted or [*correct, *bugs]:
+        planted = name in bugs
+        problem, trace, states, seconds = explore(bugs[name](name) if planted else correct[name]())
         wrong += planted != bool(problem)
         verdict = ("caught" if problem else "MISSED") if planted else ("HOLE" if problem else "holds")
         print(
@@ -1191,4 +1191,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], CORRECT, BUGS))

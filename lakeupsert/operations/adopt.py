@@ -38,7 +38,7 @@ from lakeupsert.rows.statistics import columns_with_statistics
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HIVE_NULL, HOME, WHOLE_TABLE, partition_name, partition_of, partition_texts
-from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
+from lakeupsert.table.ledger import KeyIndex, LandingFile, LedgerEntry, Touched, next_stamp
 from lakeupsert.table.manifest import BucketEntry, ColumnStatistics, Manifest
 from lakeupsert.table.roles import PartitionColumn
 from lakeupsert.table.spec import TableSpec, field_id
@@ -98,15 +98,7 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
         progress("building the key index")
         index = first_index(table.resources, host, spec, buckets)
     progress(f"writing the manifests of {count(len(touched), 'partition')}")
-    entry = LedgerEntry(
-        kind="create",
-        batch_id="",
-        received_at=next_stamp(None),
-        spec_version=0,
-        touched=touched,
-        rows_read=sum(t.rows for t in touched.values()),
-        index=index,
-    )
+    entry = first_entry(touched, index)
     published = commit_first(table, spec, entry, buckets, "adopt")
     return AdoptResult(
         files=len(footings),
@@ -116,6 +108,22 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
         snapshot=published.snapshot,
         left=tuple(others),
         warnings=tuple(warnings),
+    )
+
+
+def first_entry(
+    touched: dict[str, Touched], index: KeyIndex | None, files: tuple[LandingFile, ...] = ()
+) -> LedgerEntry:
+    """The entry that creates a table which has files already. ``files``: landing files whose rows are in them."""
+    return LedgerEntry(
+        kind="create",
+        batch_id="",
+        received_at=next_stamp(None),
+        spec_version=0,
+        touched=touched,
+        rows_read=sum(t.rows for t in touched.values()),
+        files=files,
+        index=index,
     )
 
 

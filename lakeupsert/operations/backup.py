@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from lakeupsert.config import refuse_in_zones
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
-from lakeupsert.operations.needed import Needed
+from lakeupsert.operations.needed import Needed, refuse_damage
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.resources import Resources
 from lakeupsert.progress import Share
@@ -71,7 +71,7 @@ def backup(table: OpenTable, output: str, progress: Callable[[str], None] = lamb
     copy = TableObjects(open_store(output))
     last = _begin(copy, table.history.existing_spec().table_id, output)
     # A ledger entry has the id of the one before. So if the newest one of the last backup is the same, all before it are.
-    needed = Needed(table, _refuse_damage, progress, proven=last.body.batch)
+    needed = Needed(table, refuse_damage, progress, proven=last.body.batch)
     for _ in needed.buckets():
         pass
     if needed.batch < last.body.batch:
@@ -274,7 +274,3 @@ def _others(found: str, advice: str) -> RefusedError:
     return RefusedError(
         "not-a-backup", f"{found}. Nothing that was there is changed, and backups there stay whole.", next=advice
     )
-
-
-def _refuse_damage(needed_by: str, error: DamagedTableError) -> None:
-    raise error

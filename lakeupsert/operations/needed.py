@@ -319,5 +319,10 @@ def _result(found: Found | Exception) -> Found:
     return found
 
 
+def refuse_damage(needed_by: str, error: DamagedTableError) -> None:
+    """Let the walk end with the first damage."""
+    raise error
+
+
 def _age(link: Link[LedgerEntry]) -> float:
     return (clock.now() - datetime.fromisoformat(link.written_at)).total_seconds()

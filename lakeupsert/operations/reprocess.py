@@ -45,7 +45,7 @@ from lakeupsert.retries import IDLE_SECONDS, OTHERS_SECONDS
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.floor import read_refused_keys
 from lakeupsert.table.chain import FORMAT, Link
-from lakeupsert.table.erasure import read_erased
+from lakeupsert.table.erasure import read_erasures, unite
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, ChosenHost, LandingFile, LedgerEntry, Touched, find_counting
 from lakeupsert.table.manifest import DataFile, Manifest
@@ -355,6 +355,7 @@ def _read_again(
     start = head.number + 1 if head else 0
     rebuilt: dict[str, dict[int, Touched]] = defaultdict(dict)
     packs: set[str] = set()
+    erasures = [one for _, one in read_erasures(table.resources.store)]
     below_floor = read_refused_keys(
         table.resources.store, [head.body for head in plan.heads.values()], table.history.existing_spec()
     )
@@ -364,7 +365,8 @@ def _read_again(
             if batch.entry.statement is None:  # the rows of a statement are stored, and not read again
                 files = inputs[batch.number]
                 progress(f"reading batch {batch.number} again, {count(len(files), 'landing file')}")
-                job = job_of(table, host, batch, files, start, below_floor)
+                erased = unite(one for one in erasures if one.batch >= batch.number)
+                job = replace(job_of(table, host, batch, files, start, below_floor), erased=erased)
                 replayed = batch.entry.replayed
                 renames = renames_of(table.history, job.spec, batch.number) if replayed else None
                 reports = replay_rows(job, replayed, renames)[1] if renames else host.run(job)
@@ -403,7 +405,6 @@ def job_of(
         start=start,
         only=batch.partitions,
         left_out=below_floor.get(entry.batch_id),
-        erased=read_erased(table.resources.store, batch.number),
     )
 
 

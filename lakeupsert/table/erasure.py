@@ -1,6 +1,6 @@
 """A record of an erasure: what one call of `erase` set out to erase, and whether nothing of it is left. Immutable."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -68,10 +68,9 @@ def read_erasures(store: ObjectStore) -> Iterator[tuple[ObjectInfo, Erasure]]:
         yield found, erasure
 
 
-def read_erased(store: ObjectStore, batch: int = -1) -> tuple[ErasedKeys, ...]:
-    """The keys of all erasures since this batch was the newest, once for the same columns."""
+def unite(erasures: Iterable[Erasure]) -> tuple[ErasedKeys, ...]:
+    """Their keys, once for the same columns."""
     found: dict[tuple[str, ...], set[int]] = {}
-    for _, one in read_erasures(store):
-        if one.batch >= batch:
-            found.setdefault(one.columns, set()).update(int(key, 16) for key in one.keys)
+    for one in erasures:
+        found.setdefault(one.columns, set()).update(int(key, 16) for key in one.keys)
     return tuple(ErasedKeys(columns, tuple(sorted(keys))) for columns, keys in found.items())

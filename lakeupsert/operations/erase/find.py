@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -24,13 +24,12 @@ from lakeupsert.config import Reading
 from lakeupsert.engine.batch import read_landing
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.engine.replay import blocks_of
-from lakeupsert.errors import DamagedTableError
 from lakeupsert.landing.content import content_hash
 from lakeupsert.landing.files import apply_aliases, under_table_names
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.dates import dated
 from lakeupsert.landing.partitions import UNPLACED
-from lakeupsert.operations.needed import Needed, NeededBucket
+from lakeupsert.operations.needed import Needed, NeededBucket, refuse_damage
 from lakeupsert.operations.reprocess import Batch, job_of
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.table_keys import named_index
@@ -134,7 +133,7 @@ def find(table: OpenTable, keys: Keys, *, landing: bool, progress: Callable[[str
 
     Raises DamagedTableError if an object that is needed is missing or damaged.
     """
-    needed = Needed(table, _refuse_damage, progress)
+    needed = Needed(table, refuse_damage, progress)
     found, store = Found(needed), table.resources.store
     for bucket in needed.buckets():
         there = needed.look(bucket.needed_by, partial(_keys_in, store, bucket, keys.within(bucket.partition)))
@@ -155,10 +154,6 @@ def find(table: OpenTable, keys: Keys, *, landing: bool, progress: Callable[[str
     if landing:
         _find_in_landing(table, keys, frozenset().union(*refused.values()), found, progress)
     return found
-
-
-def _refuse_damage(needed_by: str, error: DamagedTableError) -> None:
-    raise error
 
 
 def _keys_in(store: ObjectStore, bucket: NeededBucket, keys: Rows) -> Rows:
@@ -255,7 +250,7 @@ def _find_in_landing(
 def _is_in(table: OpenTable, keys: Keys, batch: Batch, place: int, there: ObjectInfo) -> bool:
     """Whether a landing file gave a row with one of the keys."""
     part = LandingInput(there.name, there.size, there.etag, place)
-    job = replace(job_of(table, LocalHost(), batch, (part,), 0, {}), erased=())
+    job = job_of(table, LocalHost(), batch, (part,), 0, {})
     return any(_has_key(rows, keys) for rows in read_landing(job, job.inputs) if isinstance(rows, pa.Table))
 
 

@@ -11,6 +11,7 @@ Nothing is guessed in silence: see the warnings, and ADR 0075 for rows that can 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import msgspec
 import pyarrow as pa
@@ -24,7 +25,7 @@ from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.merge import MergeOutput, MergeTask
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.landing.adopted import FileFooter
-from lakeupsert.operations.adopt import commit_first, is_partition, plan_spec
+from lakeupsert.operations.adopt import commit_first, first_entry, is_partition, plan_spec
 from lakeupsert.operations.backup import OF_OTHERS
 from lakeupsert.operations.rebuild.remains import (
     PartitionRemains,
@@ -44,7 +45,7 @@ from lakeupsert.storage import ObjectStore, open_store
 from lakeupsert.storage.two import TwoStores
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import DATA, ERASURES, HOME, OWN_NAMES, QUARANTINE, WHOLE_TABLE
-from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
+from lakeupsert.table.ledger import LedgerEntry, Touched
 from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, Counters, DataFile, add_digests
 from lakeupsert.table.spec import RESERVED, TableSpec, field_id
 from lakeupsert.table.types import normalize
@@ -130,18 +131,8 @@ def rebuild(
     for name in remains.names:
         if name.startswith(OF_OTHERS) and "leases" not in name.split("/")[3:4]:
             table.resources.store.create(name, remains.store.get(name))
-    entry = LedgerEntry(
-        kind="create",
-        batch_id="",
-        received_at=next_stamp(None),
-        spec_version=0,
-        touched=touched,
-        rows_read=sum(t.rows for t in touched.values()),
-        files=tuple(
-            f for n, link in sorted(remains.entries.items()) if n not in remains.waiting for f in link.body.files
-        ),
-        index=index,
-    )
+    taken = (link.body.files for n, link in sorted(remains.entries.items()) if n not in remains.waiting)
+    entry = first_entry(touched, index, tuple(chain.from_iterable(taken)))
     published = commit_first(table, spec, entry, buckets, "rebuild")
     guessed = {name: Guess(found[name].why, one.doubtful) for name, one in made.items() if found[name].manifest is None}
     return RebuildResult(

@@ -33,7 +33,7 @@ from lakeupsert.pipeline.retypes import enter, is_waiting
 from lakeupsert.pipeline.table_keys import settle_keys
 from lakeupsert.queue import Message
 from lakeupsert.table.chain import LOST, Link, Lost, Outcome
-from lakeupsert.table.erasure import read_erased
+from lakeupsert.table.erasure import read_erasures, unite
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.spec import TableSpec
 
@@ -64,6 +64,7 @@ def examples_of(reports: Iterable[Report]) -> dict[str, str]:
 
 def batch_job(table: OpenTable, ground: Ground, spec: TableSpec) -> AppendJob:
     """The row work of a batch on this ground, without landing files."""
+    refuses = table.settings.erased_keys == "refuse"
     return AppendJob(
         landing=table.resources.landing,
         store=table.resources.store,
@@ -75,7 +76,7 @@ def batch_job(table: OpenTable, ground: Ground, spec: TableSpec) -> AppendJob:
         start=ground.start,
         stored_bits=ground.stored_bits,
         bucket_bytes=table.settings.bucket_bytes,
-        erased=read_erased(table.resources.store) if table.settings.erased_keys == "refuse" else (),
+        erased=unite(one for _, one in read_erasures(table.resources.store)) if refuses else (),
     )
 
 
