@@ -120,7 +120,7 @@ def test_tab_completes_in_a_real_shell(shell: str, tmp_path: Path) -> None:
 
 
 COMPLETED = {
-    "lakeupsert reco": "lakeupsert reconcile",
+    "lakeupsert recon": "lakeupsert reconcile",
     "lakeupsert run --eng": "lakeupsert run --engine",
     "lakeupsert run --host sp": "lakeupsert run --host spark",
     "lakeupsert status --table sa": "lakeupsert status --table sales",
