@@ -23,7 +23,7 @@ class Readers:
     def call(self, size: int, function: Callable[..., Found], *args: object) -> Found:
         """Return what a picklable function does that reads a body of ``size`` bytes, or raise what it raises, or EndedError."""
         with self._turns:
-            child = self._idle.pop() if self._idle else Child()
+            child = self._take()
             try:
                 found = child.call(READ_BODY_SECONDS + size / BYTES_A_SECOND, function, *args)
             except EndedError:
@@ -33,6 +33,15 @@ class Readers:
                 raise
             self._idle.append(child)  # else its answer is still to come, and would be the next body's
             return found
+
+    def _take(self) -> Child:
+        """One that waits, or a new one. The system may have ended some that waited, for lack of memory."""
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_alive:
+                return child
+            child.end()
+        return Child()
 
 
 READERS = Readers()

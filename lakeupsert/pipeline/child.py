@@ -53,6 +53,10 @@ class Child:
                 next=f"run the same command again; {BELOW_MAIN}",
             ) from e
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
     def call(
         self,
         seconds: float,

@@ -2,6 +2,7 @@
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,15 @@ def test_others_are_taken_while_one_is_read(tmp_path: Path, monkeypatch: pytest.
         finally:
             done.touch()
         assert slow.result() is False
+
+
+def test_a_process_that_was_ended_while_it_waited_costs_no_body(tmp_path: Path) -> None:
+    batches = Batches(Lake(tmp_path).opened)
+    assert batches.receive("a", "text/csv", ONE % b"") is False
+    for process in active_children():
+        process.kill()
+        process.join()
+    assert batches.receive("b", "text/csv", ONE % b"") is False
 
 
 def test_one_that_is_never_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from lakeupsert import clock
 from lakeupsert.errors import LakeupsertError, TryAgainError
+from lakeupsert.landing.formats import limits
 from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, row
 
@@ -190,6 +191,20 @@ def test_a_landing_file_that_is_another_one_now_stays(tmp_path: Path) -> None:
     assert (tmp_path / "landing/1.jsonl").exists()
     assert [why for why in left.left or () if "changed since" in why]
     assert {*left.landing} == {"2.jsonl", "3.jsonl"}
+
+
+def test_a_landing_file_that_can_not_be_read_now_counts_as_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later version reads files of fewer columns only."""
+    lake, listed = written(tmp_path), str(keys(tmp_path))
+    lake.land("9.jsonl", [row("new", 1, 9, 9)])
+    lake.run()
+    monkeypatch.setattr(limits, "MOST_COLUMNS", 2)
+    left = lake.table.erase(listed, "asked", landing=True, dry=False)
+    assert [*left.landing] == ["1.jsonl", "2.jsonl", "3.jsonl"], "quarantine names them"
+    assert (tmp_path / "landing/9.jsonl").exists()
+    assert [count for why, count in (left.left or {}).items() if "can't be read now" in why] == [1]
 
 
 def test_a_landing_file_of_a_withdrawn_batch_stays(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 python -m tests.simulate                              the next 1,000 random schedules, from where the last call ended
 python -m tests.simulate --schedules 1000000          so many; it may be stopped and goes on where it was
-python -m tests.simulate --exhaust "two appends"      every schedule of that scenario, within --preemptions and --faults
+python -m tests.simulate --exhaust "two appends"      every schedule of that scenario, within --preemptions and --faults; the next
+                                                      --schedules of them
 python -m tests.simulate --replay "two appends" "one:12 two one!"       one schedule, call by call
 python -m tests.simulate --list                       the scenarios
 """
@@ -35,7 +36,10 @@ def main(arguments: list[str]) -> int:
         if options.replay:
             return _replay(*options.replay)
         if options.exhaust:
-            return _exhaust(options.exhaust, options.preemptions, options.faults, options.schedules, options.shrink)
+            search = Exhaust(Runner(), options.exhaust, options.preemptions, options.faults)
+            bounds = f"{options.preemptions} preemptions and {options.faults} faults"
+            place = Path(options.progress).with_name(f"simulate {options.exhaust}, {bounds}.json")
+            return _exhaust(search, f"{options.exhaust}, at most {bounds}", place, options.schedules, options.shrink)
         return _random(options.schedules, Path(options.progress), options.shrink)
 
 
@@ -74,15 +78,25 @@ def _random(schedules: int, progress: Path, shrinks: int) -> int:
     return 0
 
 
-def _exhaust(name: str, preemptions: int, faults: int, most: int, shrinks: int) -> int:
-    begun, search = time.monotonic(), Exhaust(Runner(), name, preemptions, faults)
-    outcome = search.run(most)
+def _exhaust(search: Exhaust, what: str, progress: Path, most: int, shrinks: int) -> int:
+    """Run so many more schedules of a search, which the last call may have begun."""
+    begun, before = time.monotonic(), 0
+    if progress.exists():
+        before, frames = json.loads(progress.read_text())
+        search.go_on_from(frames)
+    try:
+        outcome = search.run(most)
+    finally:
+        progress.parent.mkdir(exist_ok=True)
+        progress.write_text(json.dumps([before + search.runner.schedules, search.to_text()]))
     if outcome is not None:
         return _report(search.runner, outcome, shrinks)
-    found, bounds = search.runner, f"{preemptions} preemptions and {faults} faults"
+    if search.is_done:
+        progress.unlink()
+    found = search.runner
     print(
-        f"{name}: {'all' if search.is_done else 'the first'} {found.schedules:,} schedules with at most {bounds} hold in "
-        f"{time.monotonic() - begun:,.0f} s; they end in {len(found.checked):,} states"
+        f"{what}: {'all' if search.is_done else 'the first'} {before + found.schedules:,} schedules hold; {found.schedules:,} "
+        f"in {time.monotonic() - begun:,.0f} s, which end in {len(found.checked):,} states"
     )
     return 0
 

@@ -8,7 +8,7 @@ preemptions may be left in between (dynamic partial-order reduction with a bound
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.simulate.explore import Outcome, Runner, go_on
+from tests.simulate.explore import JUMPS, Outcome, Runner, go_on, read, written
 from tests.simulate.scheduler import NETWORK, TIME, Act, Call, Choice, Step
 
 
@@ -28,14 +28,22 @@ class _Frame:
 class Exhaust:
     """Runs schedule after schedule; ``is_done`` once there is no other.
 
-    A fault is a death before a call that writes, or a create whose answer is lost. A death before a read leaves as much as one
-    before the next write.
+    A fault is a death before a call that writes, a create whose answer is lost, or time that passes between two turns. A death
+    before a read leaves as much as one before the next write, and an actor that stalls is one that another preempts.
     """
 
     def __init__(self, runner: Runner, scenario: str, preemptions: int, faults: int) -> None:
         self.runner, self._scenario, self._preemptions, self._faults = runner, scenario, preemptions, faults
         self._frames: list[_Frame] = []
         self.is_done = False
+
+    def to_text(self) -> list[list[str]]:
+        """Where the search is, for `go_on_from`."""
+        return [[written(choices) for choices in ([f.choice], f.tried, f.to_try)] for f in self._frames]
+
+    def go_on_from(self, text: Sequence[Sequence[str]]) -> None:
+        for choice, tried, to_try in text:
+            self._frames.append(_Frame(next(read(choice)), set(read(tried)), [*read(to_try)]))
 
     def run(self, most: int) -> Outcome | None:
         """The first schedule that fails, or None if none does after at most so many runs."""
@@ -57,23 +65,33 @@ class Exhaust:
         begins = _turns(steps)
         faults = [0]
         for step in steps:
-            faults.append(faults[-1] + (step.choice.act is not Act.GO))
+            faults.append(faults[-1] + (step.choice.act is not Act.GO or step.choice.actor == TIME))
         for later, second in enumerate(steps):
             for earlier in range(later):
                 first = steps[earlier]
                 if first.choice.actor == second.choice.actor or not first.call.conflicts(second.call):
                     continue
                 for place in {earlier, begins[earlier]}:
-                    self._try(steps, place, Choice(second.choice.actor), preempted)
+                    if self._try(steps, place, Choice(second.choice.actor), preempted):
+                        self._pass_time(place, faults)
             if faults[later] < self._faults and second.call.writes and second.choice.actor not in (NETWORK, TIME):
                 self._frames[later].add(Choice(second.choice.actor, Act.KILL))
                 if second.call.kind == "create":
                     self._frames[later].add(Choice(second.choice.actor, Act.LOSE))
+            if begins[later] == later:
+                self._pass_time(later, faults)
 
-    def _try(self, steps: Sequence[Step], place: int, choice: Choice, preempted: Sequence[int]) -> None:
+    def _try(self, steps: Sequence[Step], place: int, choice: Choice, preempted: Sequence[int]) -> bool:
         costs = preempted[place] + _preempts(steps, place, choice)
-        if choice.actor in steps[place].pending and costs <= self._preemptions:
-            self._frames[place].add(choice)
+        if choice.actor not in steps[place].pending or costs > self._preemptions:
+            return False
+        self._frames[place].add(choice)
+        return True
+
+    def _pass_time(self, place: int, faults: Sequence[int]) -> None:
+        if faults[place] < self._faults and self._frames[place].choice.actor != TIME:
+            for seconds in JUMPS:
+                self._frames[place].add(Choice(TIME, seconds=seconds))
 
     def _go_back(self) -> None:
         while self._frames and not self._frames[-1].to_try:

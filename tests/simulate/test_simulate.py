@@ -66,6 +66,16 @@ def test_all_schedules_of_two_appends_with_one_preemption_hold() -> None:
     assert len(search.runner.checked) > 3  # either may win, before or after it has read, or not be needed
 
 
+def test_a_search_that_stopped_goes_on_where_it_was() -> None:
+    whole, stopped = Exhaust(Runner(), "append, vacuum", 1, 1), Exhaust(Runner(), "append, vacuum", 1, 1)
+    assert whole.run(60) is None
+    assert stopped.run(30) is None
+    again = Exhaust(Runner(), "append, vacuum", 1, 1)
+    again.go_on_from(stopped.to_text())
+    assert again.run(30) is None
+    assert again.to_text() == whole.to_text()
+
+
 def test_a_schedule_that_is_written_down_makes_the_same_calls_again() -> None:
     for name in ("leader, night", "night, vacuum"):
         drawn = Runner().run(name, Chance(name, 100))

@@ -24,6 +24,7 @@ from lakeupsert.config import Reading
 from lakeupsert.engine.batch import read_landing
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.engine.replay import blocks_of
+from lakeupsert.engine.reports import FileFailed
 from lakeupsert.landing.content import content_hash
 from lakeupsert.landing.files import apply_aliases, under_table_names
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
@@ -238,20 +239,30 @@ def _find_in_landing(
                 found.unsearched[file.path] = (
                     "landing files that changed since a batch took them: run the next night first"
                 )
-            elif file.path in refused or _is_in(
-                table, keys, Batch(number, entry, frozenset(entry.touched)), place, there
-            ):
-                if number in counting:
+            else:
+                try:
+                    is_in = file.path in refused or _is_in(
+                        table, keys, Batch(number, entry, frozenset(entry.touched)), place, there
+                    )
+                except UnreadableFileError:
+                    found.unsearched[file.path] = "landing files that a batch could read, and that can't be read now"
+                    continue
+                if is_in and number in counting:
                     found.landing.add(file.path)
-                else:
+                elif is_in:
                     found.unsearched[file.path] = "landing files of withdrawn batches, which have other rows, too"
 
 
 def _is_in(table: OpenTable, keys: Keys, batch: Batch, place: int, there: ObjectInfo) -> bool:
-    """Whether a landing file gave a row with one of the keys."""
+    """Whether a landing file gave a row with one of the keys. Raises UnreadableFileError if it can't be read now."""
     part = LandingInput(there.name, there.size, there.etag, place)
     job = job_of(table, LocalHost(), batch, (part,), 0, {})
-    return any(_has_key(rows, keys) for rows in read_landing(job, job.inputs) if isinstance(rows, pa.Table))
+    for rows in read_landing(job, job.inputs):
+        if isinstance(rows, FileFailed):
+            raise UnreadableFileError(rows.path, rows.reason)
+        if isinstance(rows, pa.Table) and _has_key(rows, keys):
+            return True
+    return False
 
 
 def _has_key(rows: Rows, keys: Keys) -> bool:
