@@ -84,19 +84,18 @@ def _exhaust(search: Exhaust, what: str, progress: Path, most: int, shrinks: int
     if progress.exists():
         before, frames = json.loads(progress.read_text())
         search.go_on_from(frames)
-    try:
-        outcome = search.run(most)
-    finally:
+    outcome, run = None, search.runner
+    while outcome is None and not search.is_done and run.schedules < most:
+        outcome = search.run(min(most, run.schedules + 50))
         progress.parent.mkdir(exist_ok=True)
-        progress.write_text(json.dumps([before + search.runner.schedules, search.to_text()]))
+        progress.write_text(json.dumps([before + run.schedules, search.to_text()]))
     if outcome is not None:
-        return _report(search.runner, outcome, shrinks)
+        return _report(run, outcome, shrinks)
     if search.is_done:
         progress.unlink()
-    found = search.runner
     print(
-        f"{what}: {'all' if search.is_done else 'the first'} {before + found.schedules:,} schedules hold; {found.schedules:,} "
-        f"in {time.monotonic() - begun:,.0f} s, which end in {len(found.checked):,} states"
+        f"{what}: {'all' if search.is_done else 'the first'} {before + run.schedules:,} schedules hold; {run.schedules:,} "
+        f"in {time.monotonic() - begun:,.0f} s, which end in {len(run.checked):,} states"
     )
     return 0
 
