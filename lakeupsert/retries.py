@@ -123,8 +123,8 @@ HEAD_SECONDS = 10
 BODY_SECONDS = 60.0
 """How long a body may take. It occupies one of the open requests for that time."""
 READ_BODY_SECONDS = 10.0
-"""How long a body may take to be read, and a second more for each megabyte. Less: a busy server refuses good rows. With more, a
-client stops waiting for the answer (`CLIENT_SECONDS`)."""
+"""Processor time to read a body, and a second more for each megabyte. Less: good rows are refused. More: a body that is never
+read to its end keeps others waiting."""
 CLIENT_ATTEMPTS, CLIENT_SECONDS = 8, 120
 """How often `Client.send` sends a batch, and how long it waits for an answer. A server may be away for 10 s: a restart."""
 

@@ -4,7 +4,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from lakeupsert.pipeline.child import Child, EndedError
+from lakeupsert.endpoint.gate import LATER
+from lakeupsert.errors import TryAgainError
+from lakeupsert.pipeline.child import Child, EndedError, KilledError
 from lakeupsert.retries import READ_BODY_SECONDS
 
 Found = TypeVar("Found")
@@ -21,27 +23,28 @@ class Readers:
         self._idle: list[Child] = []
 
     def call(self, size: int, function: Callable[..., Found], *args: object) -> Found:
-        """Return what a picklable function does that reads a body of ``size`` bytes, or raise what it raises, or EndedError."""
+        """Return what a picklable function does that reads a body of ``size`` bytes, or raise what it raises.
+
+        Raises EndedError if the body ends its reader, or TryAgainError if somebody else has ended two of them.
+        """
         with self._turns:
-            child = self._take()
-            try:
-                found = child.call(READ_BODY_SECONDS + size / BYTES_A_SECOND, function, *args)
-            except EndedError:
-                raise
-            except Exception:  # the function's
-                self._idle.append(child)
-                raise
+            child = self._idle.pop() if self._idle else Child()
+            for is_last in (False, True):
+                try:
+                    found = child.call(READ_BODY_SECONDS + size / BYTES_A_SECOND, function, *args)
+                except KilledError as e:
+                    if is_last:
+                        raise TryAgainError("worker-died", f"{e} Nothing was stored.", next=LATER) from e
+                    child = Child()
+                    continue
+                except EndedError:
+                    raise
+                except Exception:  # the function's
+                    self._idle.append(child)
+                    raise
+                break
             self._idle.append(child)  # else its answer is still to come, and would be the next body's
             return found
-
-    def _take(self) -> Child:
-        """One that waits, or a new one. The system may have ended some that waited, for lack of memory."""
-        while self._idle:
-            child = self._idle.pop()
-            if child.is_alive:
-                return child
-            child.end()
-        return Child()
 
 
 READERS = Readers()

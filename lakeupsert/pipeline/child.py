@@ -3,18 +3,18 @@
 this process -- a function and its arguments --> child -- the result, or the error that it raised --> this process
 """
 
+import math
 import os
 import resource
 import signal
 import threading
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from typing import TypeVar, cast
 
-from lakeupsert import clock
 from lakeupsert.errors import TryAgainError
 from lakeupsert.phrases import BELOW_MAIN
 from lakeupsert.pipeline.workers.drain_queues import limit_bytes
@@ -24,8 +24,17 @@ MEMORY_SHARE = 0.5
 """A call may take so much of this machine's memory. More would end other processes."""
 
 
+START_SECONDS = 300.0
+WAITS = 10
+"""A call may take ten times as long as its processor time. Less: a busy machine, or one that was suspended, ends it."""
+
+
 class EndedError(Exception):
     """The process was ended by what it read, or would have been. The text says how, in one sentence."""
+
+
+class KilledError(EndedError):
+    """Somebody else ended the process, or it waited too long. The same call in another process may succeed."""
 
 
 class Child:
@@ -36,26 +45,22 @@ class Child:
         self._answers, theirs = context.Pipe()
         memory = int(limit_bytes() * MEMORY_SHARE)
         self._process = context.Process(target=_answer_calls, args=(theirs, memory), daemon=True)
-        before = signal.pthread_sigmask(
-            signal.SIG_BLOCK, {signal.SIGINT}
-        )  # Ctrl-C reaches it too, and this process ends it
+        # Ctrl-C, and the SIGTERM of a service's manager, reach it too. This process ends it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         try:
-            self._answers.recv()  # it has started, which takes long on a busy machine
-        except EOFError as e:
+            with self._ends_within(START_SECONDS):
+                self._answers.recv()  # it has started, which takes long on a busy machine
+        except (EOFError, OSError) as e:
             raise TryAgainError(
                 "worker-died",
                 f"The process that reads for this one ended before it began ({self._ending()}). Nothing was committed.",
                 next=f"run the same command again; {BELOW_MAIN}",
             ) from e
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.is_alive()
 
     def call(
         self,
@@ -66,26 +71,43 @@ class Child:
     ) -> Found:
         """Return what a picklable function returns there, or raise what it raises. ``alive``: called every second.
 
-        Raises EndedError if the process ends, or if the call takes longer than ``seconds`` or too much memory.
+        Raises EndedError if the process ends, or if the call takes more than ``seconds`` of processor time or too much memory.
         """
-        begun = clock.elapsed()
-        try:
-            self._answers.send((function, args))
-            while not self._answers.poll(min(1.0, seconds)):
-                alive()
-                if clock.elapsed() - begun > seconds:
-                    raise EndedError(f"It was not read to its end within {seconds:.0f} seconds.")
-            found = self._answers.recv()
-            if isinstance(found, EndedError):
-                raise found
-        except EndedError:
+        with self._ends_within(WAITS * seconds):
+            try:
+                self._answers.send((seconds, function, args))
+                while not self._answers.poll(1.0):
+                    alive()
+                found = self._answers.recv()
+            except (EOFError, OSError) as e:
+                raise self._error(seconds) from e
+        if isinstance(found, EndedError):
             self.end()
-            raise
-        except (EOFError, OSError) as e:
-            raise EndedError(f"A process that reads it ends ({self._ending()}).") from e
         if isinstance(found, Exception):
             raise found
         return cast(Found, found)
+
+    @contextmanager
+    def _ends_within(self, seconds: float) -> Iterator[None]:
+        """Also if somebody has stopped the process, which then takes no call."""
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _error(self, seconds: float) -> EndedError:
+        ending = self._ending()
+        match -(self._process.exitcode or 0):
+            case signal.SIGXCPU:
+                return EndedError(f"It was not read to its end within {seconds:.0f} seconds of processor time.")
+            case signal.SIGKILL | signal.SIGTERM | signal.SIGHUP:
+                return KilledError(
+                    f"Each process that reads it was ended by another one ({ending}), or waited too long."
+                )
+        return EndedError(f"A process that reads it ends ({ending}).")
 
     def _ending(self) -> str:
         self._process.join()
@@ -106,7 +128,12 @@ def _answer_calls(answers: Connection, memory: int) -> None:
     answers.send(None)
     with suppress(EOFError):
         while True:
-            function, args = answers.recv()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a call that has begun is answered first
+            seconds, function, args = answers.recv()
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            limit = math.ceil(used.ru_utime + used.ru_stime + seconds)
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
             try:
                 found = function(*args)
             except MemoryError:

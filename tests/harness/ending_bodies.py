@@ -1,7 +1,6 @@
 """A reader of bodies that some bodies end, by a word in them. They hold nothing that would harm a reader."""
 
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,14 @@ def read(name: str, file: Any, data: bytes, *given: Any) -> Any:
     if b"ends-abort" in data:
         os.abort()
     if b"ends-never" in data:
-        signal.pause()
+        while True:
+            pass
     if b"ends-huge" in data:
         bytearray(1 << 46)
     if b"waits-for|" in data:
-        while not Path(data.split(b"|")[1].decode()).exists():
+        place = Path(data.split(b"|")[1].decode())
+        place.with_suffix(f".{os.getpid()}").touch()
+        while not place.exists():
             time.sleep(0.01)
     return _read(name, file, data, *given)
 

@@ -1,5 +1,6 @@
 """A body that ends the process which reads it is refused, and `serve` answers all others meanwhile."""
 
+import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import active_children
@@ -9,10 +10,12 @@ import pytest
 
 from lakeupsert.endpoint import readers
 from lakeupsert.endpoint.batches import Batches
-from lakeupsert.errors import RefusedError
+from lakeupsert.errors import RefusedError, TryAgainError
+from lakeupsert.pipeline import child
 from tests.harness import ending_bodies
 from tests.harness.endpoint import CONFIG, merged, served
 from tests.harness.lake import Lake
+from tests.harness.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
 HEADER = b"id,day,ts,v\n"
@@ -47,18 +50,51 @@ def test_others_are_taken_while_one_is_read(tmp_path: Path, monkeypatch: pytest.
         assert slow.result() is False
 
 
-def test_a_process_that_was_ended_while_it_waited_costs_no_body(tmp_path: Path) -> None:
-    batches = Batches(Lake(tmp_path).opened)
-    assert batches.receive("a", "text/csv", ONE % b"") is False
-    for process in active_children():
+@pytest.mark.few(3)
+@pytest.mark.parametrize("ending", [(signal.SIGTERM,), (signal.SIGKILL,), (signal.SIGKILL, signal.SIGKILL)])
+def test_readers_that_somebody_else_ends_cost_no_body(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: tuple[signal.Signals, ...]
+) -> None:
+    """A service's manager sends SIGTERM to all processes of it, and a system without memory SIGKILL to some."""
+    monkeypatch.setattr("lakeupsert.endpoint.check._read", ending_bodies.read)
+    batches, done = Batches(Lake(tmp_path).opened), tmp_path / "done"
+    assert batches.receive("before", "text/csv", ONE % b"") is False
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(batches.receive, "a", "text/csv", ONE % f"waits-for|{done}|".encode())
+        for number, kind in enumerate(ending):
+            wait_until(lambda many=number: len([*tmp_path.glob("done.*")]) > many, "it is read")  # type: ignore[misc]
+            newest = max(tmp_path.glob("done.*"), key=lambda path: path.stat().st_mtime_ns)
+            os.kill(int(newest.suffix[1:]), kind)
+        done.touch()
+        if len(ending) == 1:
+            assert answer.result() is False
+        else:
+            with pytest.raises(TryAgainError) as found:
+                answer.result()
+            assert found.value.code == "worker-died"
+    for process in active_children():  # that waits
         process.kill()
         process.join()
     assert batches.receive("b", "text/csv", ONE % b"") is False
 
 
+@pytest.mark.long
+def test_a_reader_that_somebody_stopped_costs_no_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "READERS", readers.Readers())
+    monkeypatch.setattr("lakeupsert.endpoint.check.READERS", readers.READERS)
+    batches = Batches(Lake(tmp_path).opened)
+    before = {*active_children()}
+    assert batches.receive("a", "text/csv", ONE % b"") is False
+    [reader] = {*active_children()} - before
+    os.kill(reader.pid or 0, signal.SIGSTOP)
+    monkeypatch.setattr(child, "WAITS", 1)
+    assert batches.receive("b", "text/csv", (ONE % b"").ljust(1_000_000, b"\n")) is False, "more than a pipe holds"
+
+
 def test_one_that_is_never_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakeupsert.endpoint.check._read", ending_bodies.read)
-    monkeypatch.setattr(readers, "READ_BODY_SECONDS", 0.1)
-    with pytest.raises(RefusedError, match="It was not read to its end within") as found:
+    monkeypatch.setattr(readers, "READ_BODY_SECONDS", 1)
+    monkeypatch.setattr(child, "WAITS", 600)
+    with pytest.raises(RefusedError, match="It was not read to its end within 1 seconds of processor time") as found:
         Batches(Lake(tmp_path).opened).receive("a", "text/csv", ONE % b"ends-never")
     assert (found.value.code, "Nothing was stored." in found.value.message) == ("unfit-rows", True)

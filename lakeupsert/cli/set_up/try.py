@@ -30,6 +30,7 @@ ROWS = 10
 """Rows that are shown."""
 LARGEST = 1_000_000_000
 """Bytes of files above which it is no quick look."""
+DAY_SECONDS = 86_400.0
 
 
 @main.command("try")
@@ -93,7 +94,7 @@ def _merge_apart(
 
     child = Child()
     try:
-        return child.call(float("inf"), _merge, name, settings, alive=partial(progress, "merging the files"))
+        return child.call(DAY_SECONDS, _merge, name, settings, alive=partial(progress, "merging the files"))
     except EndedError:
         return _merge(name, settings)
     finally:

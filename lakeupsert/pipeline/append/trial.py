@@ -28,7 +28,7 @@ from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.registry import readable_format
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.discover import AppendOptions, Ground
-from lakeupsert.pipeline.child import Child, EndedError
+from lakeupsert.pipeline.child import Child, EndedError, KilledError
 from lakeupsert.pipeline.leadership import this_process
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import ObjectReader
@@ -39,7 +39,7 @@ _NOT_TOLD = ("spark-failed", "task-died", "worker-died")
 """Codes of errors after which nobody knows whether a file has ended a process."""
 
 LEAST_SECONDS = 60.0
-"""A file may take so long, and `BYTES_A_SECOND` more. Less: a busy machine sets good files aside."""
+"""A file may take so much processor time, and `BYTES_A_SECOND` more. Less: good files are set aside."""
 BYTES_A_SECOND = 1_000_000
 
 
@@ -129,11 +129,16 @@ def _try_all(
     child: Child | None = None
     try:
         for file in inputs:
-            child = child or Child()
-            try:
-                child.call(LEAST_SECONDS + file.size / BYTES_A_SECOND, _read, landing, file, reading, alive=alive)
-            except EndedError as e:
-                found[file.path], child = str(e), None
+            for is_last in (False, True):
+                child = child or Child()
+                try:
+                    child.call(LEAST_SECONDS + file.size / BYTES_A_SECOND, _read, landing, file, reading, alive=alive)
+                except EndedError as e:
+                    child = None
+                    if isinstance(e, KilledError) and not is_last:
+                        continue
+                    found[file.path] = str(e)
+                break
     finally:
         if child:
             child.end()
