@@ -11,7 +11,7 @@ import random
 import re
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection
@@ -59,6 +59,10 @@ class Rule:
     headers: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
+Gate = Callable[[str, str, Mapping[str, str], bytes], Rule | None]
+"""Looks at the method, path, headers (their names in lower case) and body of each request; a Rule answers in the server's place."""
+
+
 def refuse(
     status: int, code: str, method: str = ".*", path: str = "", *, times: int | None = None, chance: float = 1.0
 ) -> Rule:
@@ -82,7 +86,7 @@ class Event:
 
 
 class FaultProxy:
-    """A running proxy. ``rules`` may be replaced at any time. ``log`` has all requests in the order in which they ended."""
+    """A running proxy. ``rules`` and ``gate`` may be replaced at any time. ``log`` has all requests in the order in which they ended."""
 
     def __init__(self, server: Server, port: int, rules: tuple[Rule, ...], seed: int) -> None:
         self._urls = server.url, f"http://{HOST}:{port}"
@@ -101,6 +105,7 @@ class FaultProxy:
         self._chance = random.Random(seed)
         self._matched: dict[Rule, int] = {}
         self._passed: dict[Rule, deque[float]] = {}
+        self.gate: Gate = lambda method, path, headers, body: None
 
     def moved(self, setting: str) -> str:
         """A client's setting, changed to connect to this proxy."""
@@ -148,6 +153,9 @@ class FaultProxy:
         body = request.rfile.read(int(headers.get("content-length", 0)))
         conditional = "if-none-match" in headers
         rules = self.striking(method, path, headers)
+        refusal = self.gate(method, path, headers, body)
+        if refusal is not None:
+            rules.insert(0, refusal)
         status, answer, answer_headers = None, b"", [("Content-Type", "")]
         for rule in rules:
             if rule.act == "delay":

@@ -185,10 +185,15 @@ data "aws_iam_policy_document" "lake" {
     actions = ["s3:PutObject"]
     resources = [
       "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/spec/*",
+      "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/backups/*",
+      "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/batches/*",
       "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/ledger/*",
+      "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/leases/*",
       "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/reading/*",
       "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/partitions/*",
       "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/snapshots/*",
+      "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/sources/*",
+      "${aws_s3_bucket.lake_bucket.arn}/*/_lakeupsert/upkeep/*",
       "${aws_s3_bucket.lake_bucket.arn}/*/_delta_log/*",
     ]
 

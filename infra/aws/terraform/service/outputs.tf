@@ -7,6 +7,11 @@ output "vacuum_role" {
   value = aws_iam_role.functions["vacuum"].arn
 }
 
+output "roles_taken" {
+  description = "The roles that people and processes take: reader, stream, operator."
+  value       = { for name, role in aws_iam_role.role : name => role.arn }
+}
+
 output "alarms" {
   value = aws_sns_topic.alarms.arn
 }

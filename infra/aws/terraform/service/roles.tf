@@ -1,11 +1,12 @@
-# None of these may delete: only the role of vacuum does. A writer that lost a race leaves its files to vacuum.
+# Only the roles of vacuum and of operators may delete. A writer that lost a race leaves its files to vacuum.
 
 locals {
-  reads_landing = toset(concat(["append_nightly", "reprocess"], local.has_spark ? ["spark"] : []))
-  writes_lake   = toset(concat(keys(local.functions), local.has_spark ? ["spark"] : []))
-  sends_work    = toset(concat(["append_nightly", "reconcile", "reprocess"], local.has_spark ? ["spark"] : []))
+  reads_landing = toset(concat(["append_nightly", "operator", "reprocess", "stream"], local.has_spark ? ["spark"] : []))
+  writes_lake   = toset(concat(keys(local.functions), ["operator", "stream"], local.has_spark ? ["spark"] : []))
+  sends_work    = toset(concat(["append_nightly", "operator", "reconcile", "reprocess", "stream"], local.has_spark ? ["spark"] : []))
   roles = merge(
     { for name, role in aws_iam_role.functions : name => role.name },
+    { for name, role in aws_iam_role.role : name => role.name },
     local.has_spark ? { spark = aws_iam_role.spark_role[0].name } : {}
   )
 }
@@ -135,6 +136,76 @@ resource "aws_iam_role_policy_attachment" "keep_glue_table" {
   for_each   = var.glue_table != "" ? local.writes_lake : toset([])
   role       = local.roles[each.key]
   policy_arn = aws_iam_policy.keep_glue_table[0].arn
+}
+
+# Roles that people and processes take. Whoever in this account is allowed to (sts:AssumeRole) may take one.
+locals {
+  roles_taken = {
+    # Commands that only look.
+    reader = concat(
+      [
+        {
+          Effect   = "Allow"
+          Action   = ["s3:GetObject"]
+          Resource = ["${local.lake}/${var.processed_prefix}*", "${local.lake}/${var.config_key}"]
+        },
+        {
+          Effect   = "Allow"
+          Action   = ["s3:ListBucket"]
+          Resource = [local.lake]
+        },
+      ],
+      var.kms_key_arn != "" ? [{ Effect = "Allow", Action = ["kms:Decrypt"], Resource = [var.kms_key_arn] }] : []
+    )
+    # `serve`, `capture` and `ingest`: they create landing files, and merge. None may delete.
+    stream = [{
+      Effect   = "Allow"
+      Action   = ["s3:PutObject"]
+      Resource = ["${local.landing}/${var.landing_prefix}*"]
+    }]
+    # Every other command, for people: `erase`, `maintain`, `backup`, `recover`, `rebuild`, `redrive`, `update`, and so on. Like the
+    # role of vacuum it deletes no old version.
+    operator = [
+      {
+        Effect = "Allow"
+        Action = ["s3:DeleteObject"]
+        Resource = [
+          "${local.lake}/${var.processed_prefix}*",
+          "${local.landing}/${var.landing_prefix}*", # erase --landing
+        ]
+      },
+      {
+        Effect   = "Allow"
+        Action   = ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:ReceiveMessage"]
+        Resource = [aws_sqs_queue.dead_letters.arn, aws_sqs_queue.work_queue.arn]
+      },
+      {
+        Effect   = "Allow"
+        Action   = ["sqs:SendMessage"]
+        Resource = [aws_sqs_queue.dead_letters.arn]
+      },
+    ]
+  }
+}
+
+resource "aws_iam_role" "role" {
+  for_each    = local.roles_taken
+  name_prefix = "${substr("${var.name}-${each.key}", 0, 37)}-"
+  assume_role_policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Effect    = "Allow"
+      Action    = "sts:AssumeRole"
+      Principal = { AWS = "arn:${local.partition}:iam::${local.account}:root" }
+    }]
+  })
+}
+
+resource "aws_iam_role_policy" "role" {
+  for_each = local.roles_taken
+  name     = each.key
+  role     = aws_iam_role.role[each.key].id
+  policy   = jsonencode({ Version = "2012-10-17", Statement = each.value })
 }
 
 # The role of vacuum is also that of people who run `lakeupsert vacuum --yes`; whoever in this account is allowed to may take it.

@@ -1,0 +1,473 @@
+"""Each command has the rights that it needs, and no role has others: real servers behind gates that know the policies of `infra/`.
+
+AWS: versitygw and ElasticMQ, the roles of service.yaml, the bucket policy of lake.yaml. Azure: Azurite, the assignments of the
+Terraform module, and Azure's own roles as it documents them. A request without its right is answered as the cloud does.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from click.testing import CliRunner
+
+from lakeupsert.cli import main
+from lakeupsert.endpoint.batches import Batches
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.sources.draft import ENDING, Draft
+from lakeupsert.sources.files import SourceFiles
+from lakeupsert.storage import open_store
+from lakeupsert.storage.azureaccount import EMULATOR
+from tests.harness import servers
+from tests.harness.lake import Lake, row
+from tests.harness.proxy import FaultProxy, fault_proxy
+from tests.harness.roles import (
+    ACCOUNT,
+    BLOBS,
+    QUEUES,
+    Ask,
+    Assignment,
+    Roles,
+    Statement,
+    azure_permits,
+    blob_asks,
+    permits,
+    queue_asks,
+    s3_asks,
+    sqs_asks,
+)
+from tests.integration.test_infra import (
+    KEY,
+    REGION,
+    SPARK,
+    STACK,
+    WRITERS,
+    create_service,
+    created,
+    mocked_aws,
+    resources,
+    statements,
+)
+from tests.integration.test_terraform import MODULES, module, named
+
+LAKE, LANDING = "roles-lake", "roles-landing"
+DAYS = [f"d=2020-01-0{day}" for day in range(1, 4)]
+REFUSED = row("a", 0, 1, op="no such operation") | {"l": "no number"}
+NEW = {"k": "s", "l": 1, "d": "2020-01-01", "ts": "2020-01-09 00:00:00", "v": 1}
+
+
+@dataclass
+class Night:
+    """A table on a cloud, and commands that are called as somebody.
+
+    Attributes:
+        lake: its zones are on the cloud.
+        config: the address of its configuration there.
+        folder: for files of this machine.
+    """
+
+    lake: Lake
+    roles: Roles
+    config: str
+    folder: Path
+
+    def call(self, role: str, *arguments: str, codes: Sequence[int] = (0,), config: str | None = None) -> Any:
+        """What a command answers with the rights of ``role``."""
+        self.roles.role = role
+        try:
+            done = CliRunner().invoke(main, [*arguments, "--config", config or self.config, "--json"])
+        finally:
+            self.roles.role = None
+        answer = json.loads(done.stdout.splitlines()[-1])
+        assert answer["exit_code"] in codes, f"{role}: {arguments}: {answer['error']}"
+        return answer["result"]
+
+    def merge(self, worker: str) -> None:
+        self.call(worker, "worker", "--until-empty", "--workers", "1", codes=(0, 1))
+
+    def put(self, name: str, data: bytes) -> str:
+        """Write a file beside the configuration; its address."""
+        folder, _, _ = self.config.rpartition("/")
+        with open_store(folder).write(name) as sink:
+            sink.write(data)
+        return f"{folder}/{name}"
+
+    def elsewhere(self, name: str) -> str:
+        """The configuration of the same table at another place."""
+        place = f"{self.lake.settings.processed}-{name}"
+        text = self.lake.configure(processed=place).read_text()
+        return self.put(f"{name}.toml", text.encode())
+
+
+def play(night: Night, append: str, worker: str, keeper: str, rewriter: str, operator: str, reader: str) -> None:
+    """Two nights, a partition that fails, then every command that keeps, mends or reads the table, each as somebody."""
+    lake, call = night.lake, night.call
+    call(operator, "doctor", codes=(0, 1))
+    lake.land("0.jsonl", [row(key, day, 1, 1) for key in "abc" for day in range(3)], refused=[REFUSED])
+    call(append, "append", "--host", "local")
+    night.merge(worker)
+    lake.land("1.jsonl", [row("a", day, 2, 2) for day in range(3)])
+    call(append, "append", "--host", "local")
+    mend = damage_base(night, DAYS[0])
+    night.merge(worker)
+    assert call(keeper, "reconcile", codes=(0, 1))["failed"], "the partition was buried"
+    mend()
+    assert call(operator, "redrive")["redriven"]
+    night.merge(worker)
+    call(keeper, "publish")
+    call(rewriter, "reprocess", "--source", "landing", "--partition", "2020-01-02", "--host", "local")
+    look(night, reader)
+
+    call(operator, "update", "--set", "v=9", "--where", "k = 'b'", "--yes", codes=(0, 75))
+    night.merge(worker)
+    call(operator, "delete", "--where", "k = 'c'", "--yes", codes=(0, 75))
+    call(operator, "run", "--host", "local")
+    call(operator, "restore", "1", "--yes")
+    for command in ("run --host local", "compact --full", "publish --reset", "maintain --max-seconds 1 --vacuum-seconds 0.1"):
+        call(operator, *command.split())
+    copy = f"{lake.settings.processed}-backup"
+    call(operator, "backup", "--output", copy)
+    call(operator, "backup", "--output", copy)
+    call(operator, "recover", copy, config=night.elsewhere("recovered"))
+    call(operator, "fsck", "--deep", config=night.elsewhere("recovered"))
+    call(operator, "rebuild", lake.settings.processed, config=night.elsewhere("rebuilt"))
+
+
+def look(night: Night, reader: str) -> None:
+    """Every command that only looks."""
+    out = night.folder
+    for command in (
+        *("status", "history", "files", "quarantine", "head", "plan", "schema", "config", "fsck --deep", "query from(t)"),
+        *("explain k=a l=0", "diff 0 latest --rows", "reprocess --partition d=2020-01-01 --dry-run", "run --dry-run"),
+        *(f"report --output {out}/report.html", f"export --output {out}/rows.csv --snapshot latest"),
+    ):
+        night.call(reader, *command.split(" ") if not command.startswith("query") else ("query", "from t"))
+
+
+def stream(night: Night, role: str) -> None:
+    """What `serve`, `capture` and `ingest` do: a batch of a client, a file of a source, and a batch with both."""
+    opened = OpenTable("t", night.lake.settings)
+    night.roles.role = role
+    assert not Batches(opened).receive("one", "application/jsonl", json.dumps(NEW).encode())
+    source = SourceFiles(opened, "n", ENDING)
+    assert source.leadership.lead()
+    draft = Draft(0, 1, 1)
+    draft.add(json.dumps(NEW | {"k": "c"}).encode())
+    source.begin()
+    source.land(draft.take(), "1")
+    night.call(role, "ingest", "--max-seconds", "3", "--publish-seconds", "0")
+
+
+def damage_base(night: Night, partition: str) -> Callable[[], None]:
+    """Damage what a merge of the partition reads. Call what this returns to mend it."""
+    store = open_store(night.lake.settings.processed)
+    [name] = {file.name for file in night.lake.table.files() if file.name.startswith(partition)}
+    good = store.get(name)
+    with store.write(name) as sink:
+        sink.write(bytes(len(good)))
+
+    def mend() -> None:
+        with store.write(name) as sink:
+            sink.write(good)
+
+    return mend
+
+
+def refused(roles: Roles) -> set[tuple[str, str, str]]:
+    """Which role lacked which right, and below which folder."""
+    assert not roles.unknown
+    return {(c.role, c.ask.actions[0], kind(c.ask.resource)) for c in roles.calls if not c.allowed}
+
+
+def kind(resource: str) -> str:
+    """A resource without what differs from run to run."""
+    return re.sub(r"/d=.*|/v\d{20}.*|[^/]*[0-9a-f]{12,}.*", "", resource)
+
+
+# ---------------------------------------------------------------- AWS
+
+
+@pytest.fixture(scope="module")
+def policies() -> dict[str, list[Statement]]:
+    """By role all statements that count for it: its own and those of the lake's bucket."""
+    with mocked_aws():
+        create_service(LandingBucket=LANDING, LakeBucket=LAKE, KmsKeyArn=KEY, GlueTable="lake/sales", **SPARK)
+        own = {role.removesuffix("Role"): statements(name) for role, name in created("AWS::IAM::Role").items()}
+    [policy] = [
+        p["Properties"]["PolicyDocument"]
+        for name, p in resources("lake.yaml", "AWS::S3::BucketPolicy").items()
+        if name == "LakeBucketPolicy"
+    ]
+    text = json.dumps(policy["Statement"]).replace('{"Fn::GetAtt": ["LakeBucket", "Arn"]}', f'"arn:aws:s3:::{LAKE}"')
+    text = re.sub(r'\{"Fn::Sub": ("[^"]*")\}', r"\1", text).replace("${LakeBucket.Arn}", f"arn:aws:s3:::{LAKE}")
+    return {role: [*found, *json.loads(text)] for role, found in own.items()}
+
+
+@pytest.fixture(scope="module")
+def aws_night(
+    versitygw: servers.Server,
+    elasticmq: servers.Server,
+    policies: dict[str, list[Statement]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Roles]:
+    roles = Roles(lambda role, ask: permits(policies[role], ask))
+    folder = tmp_path_factory.mktemp("aws")
+    with fault_proxy(versitygw) as s3, fault_proxy(elasticmq) as sqs, pytest.MonkeyPatch.context() as patch:
+        for name, value in {**s3.server.env, **sqs.server.env}.items():
+            patch.setenv(name, value)
+        for bucket in (LAKE, LANDING):
+            servers.new_bucket(bucket)
+        servers.new_queue(f"{STACK}-work", max_receive_count=2)
+        s3.gate, sqs.gate = roles.gate(s3_asks), roles.gate(sqs_asks)
+        night = begin(folder, roles, f"s3://{LANDING}/t", f"s3://{LAKE}/processed/t", f"sqs://{STACK}-work")
+        play(night, "AppendNightly", "DedupeWorker", "Reconcile", "Reprocess", "Operator", "Reader")
+        (folder / "keys.csv").write_text("k,l\nb,0\n")
+        erase = ("erase", "--keys", f"{folder}/keys.csv", "--reason", "asked", "--landing", "--yes")
+        night.call("Operator", *erase)
+        night.call("Vacuum", "vacuum", "--yes")
+        stream(night, "Stream")
+        yield roles
+
+
+def begin(folder: Path, roles: Roles, landing: str, processed: str, queue: str) -> Night:
+    settings = {"keep_snapshots": 3, "superseded_retention": "0s", "publishers": ("delta",), "strategy": "rewrite"}
+    lake = Lake(folder, landing=landing, processed=processed, queue=queue, **settings)
+    home = processed.partition("/processed")[0]
+    night = Night(lake, roles, f"{home}/lakeupsert.toml", folder)
+    night.put("lakeupsert.toml", lake.configure().read_bytes())
+    return night
+
+
+def test_every_command_has_the_rights_that_it_needs(aws_night: Roles) -> None:
+    assert {call.role for call in aws_night.calls} == {
+        *("AppendNightly", "DedupeWorker", "Reconcile", "Reprocess", "Operator", "Reader", "Vacuum", "Stream")
+    }
+    assert refused(aws_night) == set()
+
+
+IDLE = {
+    "s3:AbortMultipartUpload": "of a file above 64 MB whose upload broke off",
+    "kms:": "S3 asks for it, not lakeupsert",
+    "glue:": "a table here has no such publisher",
+    "logs:": "the platform's",
+    "cloudwatch:": "the platform's",
+    "emr-serverless:": "nights above LocalBytes",
+    "iam:PassRole": "the same",
+    "lambda:": "the scheduler's",
+}
+"""Rights that the night here has no call for."""
+
+
+def test_no_role_has_a_right_without_use(aws_night: Roles, policies: dict[str, list[Statement]]) -> None:
+    unused = set()
+    for role in {call.role for call in aws_night.calls}:
+        asked = [call.ask for call in aws_night.calls if call.role == role]
+        for statement in policies[role]:
+            given = statement["Action"], statement["Resource"]
+            actions, places = ([x] if isinstance(x, str) else x for x in given)
+            if statement["Effect"] == "Deny":
+                continue
+            unused |= {
+                (role, action, place)
+                for action in actions
+                for place in places
+                if not action.startswith(tuple(IDLE))
+                and not any(permits([{**statement, "Action": action, "Resource": place}], ask) for ask in asked)
+            }
+    assert unused == set()
+
+
+def test_no_role_can_replace_a_commit_or_delete_a_version(
+    aws_night: Roles, policies: dict[str, list[Statement]]
+) -> None:
+    """Each object that somebody created only if it was absent, put by everybody without that condition."""
+    created = {c.ask.resource for c in aws_night.calls if "s3:if-none-match" in c.ask.context}
+    commits = {one for one in created if re.search(r"/v\d{20}|_delta_log/\d{20}|/batches/|/sources/", one)}
+    folders = {kind(one).rstrip("/").rpartition("/")[2] for one in commits}
+    assert {"spec", "ledger", "reading", "snapshots", "leases", "upkeep", "backups", "batches"} <= folders
+    for role, found in policies.items():
+        for one in commits - {c for c in commits if c.startswith(f"arn:aws:s3:::{LANDING}")}:
+            assert not permits(found, Ask(("s3:PutObject",), one, {"aws:SecureTransport": "true"})), (role, one)
+        assert not permits(found, Ask(("s3:DeleteObjectVersion",), f"arn:aws:s3:::{LAKE}/processed/t/x")), role
+
+
+def test_roles_are_refused_what_is_anothers(policies: dict[str, list[Statement]]) -> None:
+    data, landed = f"arn:aws:s3:::{LAKE}/processed/t/d=2020-01-01/base-1-0.parquet", f"arn:aws:s3:::{LANDING}/t/a.csv"
+    config, script = f"arn:aws:s3:::{LAKE}/lakeupsert.toml", f"arn:aws:s3:::{LAKE}/code/append.py"
+    queue, dead, scheduled = (f"arn:aws:sqs:{REGION}:{ACCOUNT}:{STACK}-{name}" for name in ("work", "work-dead", "schedule-dead"))
+    appenders = {"AppendNightly", "Operator", "Reprocess", "Spark", "Stream"}
+    allowed: dict[tuple[str, str], set[str]] = {
+        ("s3:GetObject", data): {*WRITERS, "Reader"},
+        ("s3:PutObject", data): WRITERS,
+        ("s3:DeleteObject", data): {"Operator", "Vacuum"},
+        ("s3:DeleteObjectVersion", data): set(),
+        ("s3:ListBucket", f"arn:aws:s3:::{LAKE}"): {*WRITERS, "Reader"},
+        ("s3:DeleteBucket", f"arn:aws:s3:::{LAKE}"): set(),
+        ("s3:PutLifecycleConfiguration", f"arn:aws:s3:::{LAKE}"): set(),
+        ("s3:GetObject", config): {*WRITERS, "Reader"},
+        ("s3:PutObject", config): set(),
+        ("s3:DeleteObject", config): set(),
+        ("s3:GetObject", script): {"Spark"},
+        ("s3:PutObject", script): set(),
+        ("s3:GetObject", landed): appenders,
+        ("s3:ListBucket", f"arn:aws:s3:::{LANDING}"): appenders,
+        ("s3:PutObject", landed): {"Stream"},
+        ("s3:DeleteObject", landed): {"Operator"},
+        ("s3:DeleteObjectVersion", landed): set(),
+        ("sqs:SendMessage", queue): {*appenders, "DedupeWorker", "Reconcile"},
+        ("sqs:ReceiveMessage", queue): {"DedupeWorker", "Operator"},
+        ("sqs:DeleteMessage", queue): {"DedupeWorker", "Operator"},
+        ("sqs:ChangeMessageVisibility", queue): {"DedupeWorker", "Operator"},
+        ("sqs:PurgeQueue", queue): set(),
+        ("sqs:SendMessage", dead): {"DedupeWorker", "Operator"},
+        ("sqs:ReceiveMessage", dead): {"Operator", "Reconcile"},
+        ("sqs:DeleteMessage", dead): {"Operator"},
+        ("sqs:SendMessage", scheduled): {"Schedule"},
+        ("kms:GenerateDataKey", KEY): WRITERS,
+        ("kms:Decrypt", KEY): {*WRITERS, "Reader"},
+    }
+    for (action, where), expected in allowed.items():
+        context = {"aws:SecureTransport": "true"}
+        found = {role for role, own in policies.items() if permits(own, Ask((action,), where, context))}
+        assert found == expected, (action, where)
+        if "s3" in action and LAKE in where:
+            plain = {"aws:SecureTransport": "false"}
+            assert not [role for role, own in policies.items() if permits(own, Ask((action,), where, plain))]
+
+
+# ---------------------------------------------------------------- Azure
+
+BUILT_IN = {
+    "Storage Blob Data Reader": ([f"{BLOBS}/read"], [f"{BLOBS}/blobs/read"]),
+    "Storage Blob Data Contributor": (
+        [f"{BLOBS}/{action}" for action in ("delete", "read", "write")],
+        [f"{BLOBS}/blobs/{action}" for action in ("delete", "read", "write", "move/action", "add/action")],
+    ),
+    "Storage Queue Data Contributor": (
+        [f"{QUEUES}/{action}" for action in ("delete", "read", "write")],
+        [f"{QUEUES}/messages/{action}" for action in ("delete", "read", "write", "process/action")],
+    ),
+}
+"""Actions and data actions of Azure's own roles, as "Azure built-in roles for Storage" has them."""
+
+
+def assigned(scope: str, role: str) -> Assignment:
+    return Assignment(scope, *BUILT_IN[role])
+
+
+def app_roles(writer: Callable[[str], Assignment]) -> list[Assignment]:
+    """What the module assigns to the functions' identity, but for the roles of their host."""
+    found = []
+    for name, body in named({"r": [b["azurerm_role_assignment"] for b in module(MODULES[2])["resource"] if "azurerm_role_assignment" in b]}, "r").items():
+        container = re.search(r'azurerm_storage_container\.lake\["(\w+)"\]', body["scope"])
+        scope = f"lake/{container[1]}" if container else "work"
+        if not name.startswith("hosts_"):
+            role = body.get("role_definition_name")
+            found.append(assigned(scope, role) if role else writer(scope))
+    return found
+
+
+@pytest.fixture(scope="module")
+def assignments() -> dict[str, list[Assignment]]:
+    [definition] = [b["azurerm_role_definition"]["writer"] for b in module(MODULES[2])["resource"] if "azurerm_role_definition" in b]
+    [given] = definition["permissions"]
+
+    def writer(scope: str) -> Assignment:
+        return Assignment(scope, given["actions"], given["data_actions"])
+
+    contributor, queues = "Storage Blob Data Contributor", assigned("work", "Storage Queue Data Contributor")
+    reads = {name: assigned(f"lake/{name}", "Storage Blob Data Reader") for name in ("landing", "processed", "config")}
+    return {
+        "app": app_roles(writer),
+        "people": [reads["landing"], reads["config"], assigned("lake/processed", contributor), queues],
+        "reader": [reads["processed"], reads["config"]],
+        "stream": [reads["config"], writer("lake/landing"), writer("lake/processed"), queues],
+    }
+
+
+@pytest.fixture(scope="module")
+def azure_night(
+    azurite: servers.Server, assignments: dict[str, list[Assignment]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Roles]:
+    assert azurite.queues is not None
+    roles = Roles(lambda role, ask: azure_permits(assignments[role], ask))
+    with fault_proxy(azurite) as blobs, fault_proxy(azurite.queues) as queues, pytest.MonkeyPatch.context() as patch:
+        for name, value in blobs.server.env.items():
+            patch.setenv(name, queues.moved(value))
+        for container in ("landing", "processed", "config"):
+            servers.new_container(container)
+        servers.new_azure_queue("roles-work")
+        blobs.gate, queues.gate = roles.gate(blob_asks), roles.gate(queue_asks)
+        night = begin(
+            tmp_path_factory.mktemp("azure"), roles, "az://landing/t", "az://processed/t", f"azqueue://{EMULATOR}/roles-work"
+        )
+        play(night, "app", "app", "app", "people", "people", "reader")
+        stream(night, "stream")
+        yield roles
+
+
+def test_every_command_has_the_rights_that_it_needs_on_azure(azure_night: Roles) -> None:
+    assert {call.role for call in azure_night.calls} == {"app", "people", "reader", "stream"}
+    assert refused(azure_night) == set()
+
+
+def test_the_functions_of_azure_may_neither_delete_nor_write_elsewhere(
+    assignments: dict[str, list[Assignment]],
+) -> None:
+    allowed = {
+        (f"{BLOBS}/blobs/delete", "lake/processed"): {"people"},
+        (f"{BLOBS}/blobs/delete", "lake/landing"): set(),
+        (f"{BLOBS}/blobs/write", "lake/processed"): {"app", "people", "stream"},
+        (f"{BLOBS}/blobs/write", "lake/landing"): {"stream"},
+        (f"{BLOBS}/blobs/write", "lake/config"): set(),
+        (f"{BLOBS}/delete", "lake/processed"): {"people"},
+        (f"{QUEUES}/messages/process/action", "work/roles-work"): {"app", "people", "stream"},
+    }
+    for (action, where), expected in allowed.items():
+        found = {role for role, own in assignments.items() if azure_permits(own, Ask((action,), where))}
+        assert found == expected, (action, where)
+
+
+# ---------------------------------------------------------------- the evaluators
+
+
+@pytest.mark.parametrize(
+    ("condition", "context", "expected"),
+    [
+        ({"StringEquals": {"a:b": ["x", "y"]}}, {"a:b": "y"}, True),
+        ({"StringEquals": {"a:b": "x"}}, {}, False),
+        ({"StringLike": {"a:b": "x/*"}}, {"a:b": "x/y"}, True),
+        ({"Null": {"a:b": "true"}}, {}, True),
+        ({"Null": {"a:b": "true"}}, {"a:b": "*"}, False),
+        ({"Bool": {"a:b": "false"}}, {"a:b": "true"}, False),
+    ],
+)
+@pytest.mark.few(6)
+def test_conditions_are_those_of_iam(condition: Statement, context: dict[str, str], expected: bool) -> None:
+    statement = {"Effect": "Allow", "Action": "s3:Get*", "Resource": "arn:?:b/*", "Condition": condition}
+    ask = Ask(("s3:GetObject",), "arn:x:b/c", context)
+    assert permits([statement], ask) is expected
+    assert permits([{**statement, "Condition": {}}, {**statement, "Effect": "Deny"}], ask) is not expected
+    assert not permits([{**statement, "Condition": {}}], replace(ask, resource="arn:xx:b/c"))
+
+
+def test_what_the_evaluator_does_not_know_is_an_error() -> None:
+    statement = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
+    ask = Ask(("s3:GetObject",), "arn:aws:s3:::b/c")
+    for more in ({"NotAction": "s3:Put*"}, {"Condition": {"IpAddress": {"aws:SourceIp": "10.0.0.0/8"}}}):
+        with pytest.raises(ValueError, match="not evaluated here"):
+            permits([{**statement, **more}], ask)
+    with pytest.raises(ValueError, match="not evaluated here"):
+        s3_asks("PUT", "/b/c?acl", {}, b"")
+
+
+def test_not_actions_take_away_what_actions_give() -> None:
+    one = Assignment("lake", ["*"], [f"{BLOBS}/blobs/*"], not_data_actions=[f"{BLOBS}/blobs/delete"])
+    assert azure_permits([one], Ask((f"{BLOBS}/blobs/read",), "lake/x"))
+    assert not azure_permits([one], Ask((f"{BLOBS}/blobs/delete",), "lake/x"))
+    assert not azure_permits([one], Ask((f"{BLOBS}/blobs/read",), "lakeside/x"))
+    assert not azure_permits([Assignment("lake", ["*"], [])], Ask((f"{BLOBS}/blobs/read",), "lake")), "no data action"
