@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: house help planted simulate model fuzz sbom setup tag test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-stream bench-latency \
+.PHONY: house help planted simulate model fuzz sbom audit release setup tag test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-stream bench-latency \
     bench-azure bench-kernels bench-guard bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
@@ -138,7 +138,13 @@ CYCLONEDX_VERSION := 7.5.0
 sbom: setup ## dist/sbom.json: each package of .venv with its version and licence (CycloneDX)
 	@mkdir -p dist && $(BIN)/python -m venv build/sbom
 	@build/sbom/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==$(CYCLONEDX_VERSION)
-	@build/sbom/bin/cyclonedx-py environment --gather-license-texts --output-file dist/sbom.json $(BIN)/python
+	@build/sbom/bin/cyclonedx-py environment --gather-license-texts --output-reproducible --output-file dist/sbom.json $(BIN)/python
+
+PIP_AUDIT_VERSION := 2.9.0
+audit: setup ## fails if a package of requirements.lock has a known vulnerability; pip-audit asks osv.dev, so it needs the internet
+	@$(BIN)/python -m venv build/audit
+	@build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==$(PIP_AUDIT_VERSION)
+	@build/audit/bin/pip-audit --vulnerability-service osv --disable-pip --require-hashes --requirement requirements.lock
 
 dist: export SOURCE_DATE_EPOCH := $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2> /dev/null),1577836800)
 dist: setup ## dist/ with wheel, source and an environment for Spark's executors (spark.archives), without pyspark, which clusters have
@@ -157,6 +163,11 @@ dist: setup ## dist/ with wheel, source and an environment for Spark's executors
 	    build/dist/unpacked/lib || test $$? = 1  # some packages ship templates that are no Python
 	@tar --create --directory build/dist/unpacked --sort=name --mtime=@$$SOURCE_DATE_EPOCH --owner=0 --group=0 --numeric-owner . \
 	    | gzip --no-name > dist/environment.tar.gz
+
+release: setup ## dist/ as a release has it: built twice, with equal bytes, with SBOM and SHA256SUMS; minutes
+	@$(MAKE) --no-print-directory dist sbom && rm -rf build/first && mv dist build/first
+	@$(MAKE) --no-print-directory dist sbom && diff --recursive --brief build/first dist
+	@cd dist && sha256sum -- * > ../build/SHA256SUMS && mv ../build/SHA256SUMS .
 
 # An older pyarrow than lakeupsert takes.
 build/old-pyarrow: | $(STAMP)
@@ -188,7 +199,7 @@ lint-infra: build/infra/.installed ## templates, Terraform modules, Kubernetes o
 	@build/infra/bin/checkov --quiet --compact --skip-download --framework terraform --directory infra/azure
 	@build/infra/bin/checkov --quiet --compact --skip-download --framework kubernetes --skip-check CKV2_K8S_6 --directory infra/kubernetes
 	@build/infra/bin/checkov --quiet --compact --skip-download --framework dockerfile --directory infra/container
-	@build/infra/bin/check-jsonschema --builtin-schema vendor.github-workflows infra/github/*.yaml
+	@build/infra/bin/check-jsonschema --builtin-schema vendor.github-workflows infra/github/*.yaml .github/workflows/*.yml
 	@if command -v terraform > /dev/null; then terraform fmt -check -recursive infra; \
 	    else echo "terraform is not installed: the modules' format is not checked" >&2; fi
 

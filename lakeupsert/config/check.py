@@ -24,7 +24,7 @@ from lakeupsert.config.types import (
 )
 from lakeupsert.errors import ConfigurationError
 
-_SECRET = re.compile(r"(?i)^sig$|key|secret|token|password")
+_SECRET = re.compile(r"(?i)^sig$|signature|key|secret|token|password")
 """Parameters of an address that are credentials."""
 _CATALOG_SECRET = re.compile(
     r"(?i)^iceberg\..*(secret|token|password|credential|authorization|account-key|access-key|connection-string|session)"

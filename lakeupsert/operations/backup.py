@@ -23,7 +23,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.resources import Resources
 from lakeupsert.progress import Share
 from lakeupsert.rows.datafiles import explain_damage
-from lakeupsert.storage import ObjectStore, open_store
+from lakeupsert.storage import ObjectStore, StoreUnavailableError, UnknownOutcomeError, open_store
 from lakeupsert.table.backup import BackupEntry
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, LOCAL_QUEUE, TableObjects
@@ -184,11 +184,13 @@ class _Copying:
             self._target.delete([name])
         size = 0
         try:
+            if name not in self._sizes:
+                return self._create(name)
             with self._target.write(name) as sink, explain_damage(self._source, name), self._source.open(name) as data:
                 while chunk := data.read(COPY_BYTES):
                     sink.write(chunk)
                     size += len(chunk)
-                if self._sizes.get(name, size) != size:
+                if self._sizes[name] != size:
                     raise pa.ArrowInvalid(f"it has {size:,} bytes, not {self._sizes[name]:,}")
         except FileExistsError:  # another call was faster
             if self._is_same(name):
@@ -200,6 +202,18 @@ class _Copying:
             self.trimmed.add(name)
             return None
         return size
+
+    def _create(self, name: str) -> int:
+        """Copy metadata as the table commits them: a bucket may refuse every other put of such a name."""
+        with explain_damage(self._source, name):
+            data = self._source.get(name)
+        try:
+            if not self._target.create(name, data):
+                raise FileExistsError(name)
+        except UnknownOutcomeError as e:
+            found = f"{self._target.uri(name)}: the store did not answer, so whether this object was copied is not known."
+            raise StoreUnavailableError("store-unreachable", found, next="run the same command again") from e
+        return len(data)
 
     def _is_same(self, name: str) -> bool:
         """Whether the two objects of a name are equal. The names of files are never used twice, numbers are."""

@@ -26,7 +26,7 @@ from tests.harness.servers import CREDENTIALS, HOST, Server, free_port
 CANARY = "kAnAriEnVoGeL7"
 KEY = base64.b64encode(f"{CANARY} as an account key".encode()).decode()
 ROWS = "id,day,ts,v\na,2020-01-01,1,1\nb,2020-01-01,x,1\n"
-TABLE = CONFIG + 'quarantine_limit = "100%"\n'
+TABLE = CONFIG + 'quarantine_limit = "100%"\nschema = { id = "string", day = "date", ts = "bigint", v = "bigint" }\n'
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": f"{CANARY}-aws",
     "AWS_SESSION_TOKEN": f"{CANARY}-session",
@@ -102,7 +102,7 @@ CASES = {
         codes=["bad-setting"],
     ),
     "a password in a file that is none": Case(
-        f'{TABLE}{KAFKA}password_file = "{CANARY}', ("run", "config", "capture"), codes=["bad-configuration"]
+        f'{TABLE}{KAFKA}password_file = "{CANARY}', ("run", "config", "capture"), codes=["unreadable-configuration"]
     ),
     "a password as a setting": Case(f'{TABLE}{KAFKA}password = "{CANARY}"\n', codes=["unknown-setting"]),
     "a password in the address of a database": Case(

@@ -168,3 +168,29 @@ def test_workflow_tries_again_only_if_that_may_help(answers: str, calls: int, co
     command, *options = called[0].split()
     main.commands[command].make_context(command, options)
     assert json.loads((tmp_path / "run.json").read_text()) == {}
+
+
+def test_release_is_built_without_rights_and_signed_without_code_of_ours() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    build, publish = workflow["jobs"]["build"], workflow["jobs"]["publish"]
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 takes `on` for true
+    assert workflow["permissions"] == {"contents": "read"}
+    assert "permissions" not in build
+    assert publish["permissions"] == {"contents": "write", "id-token": "write", "attestations": "write"}
+    commands = [step["run"].split()[0] for step in publish["steps"] if "run" in step]
+    assert commands == ["cd", "gh"], "no package that pip installs runs beside a token that may write"
+    [targets] = [step["run"].split()[1:] for step in build["steps"] if step.get("run", "").startswith("make ")]
+    makefile = (ROOT / "Makefile").read_text()
+    assert {"audit", "release"} <= set(targets)
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+    used = {step["uses"].partition("@")[0]: step.get("with", {}) for step in publish["steps"] if "uses" in step}
+    assert used["actions/attest-build-provenance"] == {"subject-checksums": "dist/SHA256SUMS"}
+    assert used["actions/attest-sbom"]["sbom-path"] == "dist/sbom.json"
+
+
+def test_hashes_of_every_package_are_locked() -> None:
+    """Of all that pip installs in a clone, in the functions' image, for the site and for the checks of infra/."""
+    for name in ("requirements.lock", "lambdas/requirements.lock", "infra/requirements.txt", "site/requirements.txt"):
+        packages = re.split(r"\n(?=\S)", re.sub(r"(?m)^\s*#.*\n?", "", (ROOT / name).read_text()))
+        assert len(packages) > 5
+        assert not [p for p in packages if p.strip() and "--hash=sha256:" not in p], name

@@ -30,20 +30,21 @@ def test_nothing_is_open_to_more_users(umask: int, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("TMPDIR", str(folder / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", str(folder / "temporary"))
     (folder / "temporary").mkdir()
-    lake = Lake(folder / "lake", publishers=("delta", "iceberg"), keep_snapshots=1, superseded_retention="0s")
+    lake = Lake(folder / "lake", publishers=("delta",), keep_snapshots=1, superseded_retention="0s")
     lake.land("0.jsonl", [row(key, day, 1, 1) for key in "abc" for day in range(2)], refused=[row("x", 0, 1, op="?")])
     (folder / "keys.csv").write_text("k,l\na,0\n")
     config, copy = lake.configure(), folder / "copy"
     (folder / "other.toml").write_text(config.read_text().replace("/processed", "/recovered"))
     out = folder / "out"
     out.mkdir()
+    monkeypatch.chdir(out)
     for command in (
-        *("run --host local --workers 2", "update --set v=9 --where k='b' --yes", "run --host local", "compact --full"),
-        *("worker --until-empty --workers 1 --health-file {out}/health", "reprocess --host local --source landing"),
+        *("init {lake}/landing", "run --host local --workers 2", "update --set v=9 --where k='b' --yes", "run --host local", "compact --full"),
+        *("worker --until-empty --workers 1 --health-file {out}/health", "reprocess --host local --source landing --partition 2020-01-01"),
         *("report --output {out}/report.html", "export --output {out}/rows.csv", "export --output {out}/folder/"),
         *("changes --reader r --output {out}/changes.jsonl", "erase --keys {folder}/keys.csv --reason asked --landing --yes"),
         *("backup --output {copy}", "recover {copy} --config {folder}/other.toml", "reconcile --deep", "fsck --deep", "vacuum --yes"),
-        *("maintain --max-seconds 0.1", "ingest --max-seconds 0.1", "doctor", "init {lake}/landing --output {out}/new.toml"),
+        *("maintain --max-seconds 0.1", "ingest --max-seconds 0.1", "doctor"),
     ):
         words = command.format(out=out, folder=folder, copy=copy, lake=lake.root).split(" ")
         if "--config" not in words and words[0] != "init":

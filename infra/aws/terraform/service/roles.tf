@@ -157,12 +157,22 @@ locals {
       ],
       var.kms_key_arn != "" ? [{ Effect = "Allow", Action = ["kms:Decrypt"], Resource = [var.kms_key_arn] }] : []
     )
-    # `serve`, `capture` and `ingest`: they create landing files, and merge. None may delete.
-    stream = [{
-      Effect   = "Allow"
-      Action   = ["s3:PutObject"]
-      Resource = ["${local.landing}/${var.landing_prefix}*"]
-    }]
+    # `serve`, `capture` and `ingest`: they create landing files, and merge. They delete leases that they renewed, and old positions.
+    stream = [
+      {
+        Effect   = "Allow"
+        Action   = ["s3:PutObject"]
+        Resource = ["${local.landing}/${var.landing_prefix}*"]
+      },
+      {
+        Effect = "Allow"
+        Action = ["s3:DeleteObject"]
+        Resource = [
+          "${local.lake}/${var.processed_prefix}*/_lakeupsert/leases/*",
+          "${local.lake}/${var.processed_prefix}*/_lakeupsert/sources/*",
+        ]
+      },
+    ]
     # Every other command, for people: `erase`, `maintain`, `backup`, `recover`, `rebuild`, `redrive`, `update`, and so on. Like the
     # role of vacuum it deletes no old version.
     operator = [
