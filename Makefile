@@ -140,7 +140,7 @@ sbom: setup ## dist/sbom.json: each package of .venv with its version and licenc
 	@build/sbom/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==$(CYCLONEDX_VERSION)
 	@build/sbom/bin/cyclonedx-py environment --gather-license-texts --output-reproducible --output-file dist/sbom.json $(BIN)/python
 
-PIP_AUDIT_VERSION := 2.9.0
+PIP_AUDIT_VERSION := 2.10.1
 audit: setup ## fails if a package of requirements.lock has a known vulnerability; pip-audit asks osv.dev, so it needs the internet
 	@$(BIN)/python -m venv build/audit
 	@build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==$(PIP_AUDIT_VERSION)

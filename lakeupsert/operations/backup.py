@@ -211,7 +211,9 @@ class _Copying:
             if not self._target.create(name, data):
                 raise FileExistsError(name)
         except UnknownOutcomeError as e:
-            found = f"{self._target.uri(name)}: the store did not answer, so whether this object was copied is not known."
+            found = (
+                f"{self._target.uri(name)}: the store did not answer, so whether this object was copied is not known."
+            )
             raise StoreUnavailableError("store-unreachable", found, next="run the same command again") from e
         return len(data)
 

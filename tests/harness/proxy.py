@@ -60,7 +60,7 @@ class Rule:
 
 
 Gate = Callable[[str, str, Mapping[str, str], bytes], Rule | None]
-"""Looks at the method, path, headers (their names in lower case) and body of each request; a Rule answers in the server's place."""
+"""Looks at method, path, headers (their names in lower case) and body of each request. A Rule answers in the server's place."""
 
 
 def refuse(
@@ -86,7 +86,10 @@ class Event:
 
 
 class FaultProxy:
-    """A running proxy. ``rules`` and ``gate`` may be replaced at any time. ``log`` has all requests in the order in which they ended."""
+    """A running proxy. ``rules`` and ``gate`` may be replaced at any time.
+
+    ``log`` has all requests in the order in which they ended.
+    """
 
     def __init__(self, server: Server, port: int, rules: tuple[Rule, ...], seed: int) -> None:
         self._urls = server.url, f"http://{HOST}:{port}"

@@ -171,7 +171,7 @@ def blob_asks(method: str, path: str, headers: Mapping[str, str], body: bytes) -
     """Of a request to an emulator, `/account/container/blob`. As in "Permissions for calling data operations" of the REST API."""
     where = urlsplit(path)
     query = dict(parse_qsl(where.query, keep_blank_values=True))
-    _, container, *names = unquote(where.path).lstrip("/").split("/", 2)
+    _, container, *_ = unquote(where.path).lstrip("/").split("/", 2)
     scope, of_container = f"lake/{container}", query.get("restype") == "container"
     comp = query.get("comp", "")
     if method in ("GET", "HEAD"):

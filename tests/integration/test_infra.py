@@ -200,8 +200,6 @@ def created(type_: str) -> dict[str, str]:
     return {r["LogicalResourceId"]: r["PhysicalResourceId"] for r in answer if r["ResourceType"] == type_}
 
 
-
-
 @pytest.mark.parametrize("name", ["lake.yaml", "service.yaml", "examples/step_functions.yaml"])
 @pytest.mark.long
 def test_cfn_lint_finds_nothing(name: str) -> None:

@@ -456,6 +456,7 @@ def test_neighbours_with_a_common_beginning_do_not_overlap(file: Path) -> None:
         "s3://AKIA123:hunter2@lake/landing",
         "abfss://c@a.dfs.core.windows.net/landing?sv=2024&sig=hunter2",
         "s3://lake/landing?aws_secret_access_key=hunter2",
+        "https://lake.s3.amazonaws.com/landing/?X-Amz-Expires=9&X-Amz-Signature=hunter2",
     ],
 )
 def test_credential_in_an_address_is_refused_and_not_repeated(file: Path, address: str) -> None:

@@ -1,4 +1,4 @@
-"""Nothing from a store, a queue, a landing file or a client becomes code: each place that could do so is listed, with its reason."""
+"""Nothing from a store, a queue, a landing file or a client becomes code: each place that could is here, with its reason."""
 
 import ast
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ KNOWN = {
     "engine/spark_tasks.py cloudpickle": SPARK,
     "engine/spark_tasks.py pickle": SPARK,
     "engine/spark_window.py pickle": SPARK,
-    "pipeline/child.py multiprocessing": "a child has the rights of its parent; it survives a crash, and is no sandbox (SECURITY.md)",
+    "pipeline/child.py multiprocessing": "a child has the rights of its parent, and is no sandbox (SECURITY.md)",
     "pipeline/workers/pool.py ProcessPoolExecutor": "workers have the rights of the process that starts them",
     "pipeline/workers/pool.py multiprocessing": "the same",
     "pipeline/publishers.py import_module": "the setting `publishers` is checked against our own modules",

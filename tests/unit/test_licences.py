@@ -9,7 +9,20 @@ from pathlib import Path
 
 LOCK = (Path(__file__).parents[2] / "requirements.lock").read_text()
 FREE = {
-    *("0BSD", "Apache-2.0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "CC0", "CC0-1.0", "CNRI-Python", "MIT", "MIT-0", "PSF-2.0", "Zlib"),
+    *(
+        "0BSD",
+        "Apache-2.0",
+        "BSD",
+        "BSD-2-Clause",
+        "BSD-3-Clause",
+        "CC0",
+        "CC0-1.0",
+        "CNRI-Python",
+        "MIT",
+        "MIT-0",
+        "PSF-2.0",
+        "Zlib",
+    ),
     *("3-Clause BSD License", "Apache License 2.0", "Apache Software License", "BSD License", "MIT License"),
     *("MIT No Attribution License (MIT-0)", "Python Software Foundation License"),
     *("EPL-2.0", "MPL-2.0", "Mozilla Public License 2.0 (MPL 2.0)"),  # of changes to the package's own files
@@ -31,7 +44,9 @@ def stated(package: str) -> str:
 
 def test_licence_of_each_package_is_known_and_free() -> None:
     locked = set(re.findall(r"^([a-z0-9._-]+)==", LOCK, re.MULTILINE))
-    installed = {name for one in metadata.distributions() if (name := re.sub(r"[-_.]+", "-", one.name).lower()) in locked}
+    installed = {
+        name for one in metadata.distributions() if (name := re.sub(r"[-_.]+", "-", one.name).lower()) in locked
+    }
     assert len(installed) > 150
     assert {name: stated(name) for name in installed if not is_free(stated(name))} == {}
 

@@ -172,6 +172,16 @@ locals {
           "${local.lake}/${var.processed_prefix}*/_lakeupsert/sources/*",
         ]
       },
+      {
+        Effect   = "Allow"
+        Action   = ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:ReceiveMessage"]
+        Resource = [aws_sqs_queue.work_queue.arn]
+      },
+      {
+        Effect   = "Allow"
+        Action   = ["sqs:SendMessage"]
+        Resource = [aws_sqs_queue.dead_letters.arn]
+      },
     ]
     # Every other command, for people: `erase`, `maintain`, `backup`, `recover`, `rebuild`, `redrive`, `update`, and so on. Like the
     # role of vacuum it deletes no old version.
