@@ -74,13 +74,8 @@ resource "aws_iam_policy" "send_work" {
     Statement = [
       {
         Effect   = "Allow"
-        Action   = ["sqs:GetQueueAttributes", "sqs:GetQueueUrl", "sqs:SendMessage"]
+        Action   = ["sqs:GetQueueUrl", "sqs:SendMessage"]
         Resource = aws_sqs_queue.work_queue.arn
-      },
-      {
-        Effect   = "Allow"
-        Action   = ["sqs:GetQueueAttributes", "sqs:GetQueueUrl"]
-        Resource = aws_sqs_queue.dead_letters.arn
       },
     ]
   })
@@ -174,12 +169,12 @@ locals {
       },
       {
         Effect   = "Allow"
-        Action   = ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:ReceiveMessage"]
+        Action   = ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ReceiveMessage"]
         Resource = [aws_sqs_queue.work_queue.arn]
       },
       {
         Effect   = "Allow"
-        Action   = ["sqs:SendMessage"]
+        Action   = ["sqs:GetQueueAttributes", "sqs:GetQueueUrl", "sqs:SendMessage"]
         Resource = [aws_sqs_queue.dead_letters.arn]
       },
     ]
@@ -195,8 +190,14 @@ locals {
         ]
       },
       {
-        Effect   = "Allow"
-        Action   = ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:ReceiveMessage"]
+        Effect = "Allow"
+        Action = [
+          "sqs:ChangeMessageVisibility",
+          "sqs:DeleteMessage",
+          "sqs:GetQueueAttributes",
+          "sqs:GetQueueUrl",
+          "sqs:ReceiveMessage",
+        ]
         Resource = [aws_sqs_queue.dead_letters.arn, aws_sqs_queue.work_queue.arn]
       },
       {
@@ -280,11 +281,18 @@ locals {
       },
     ]
     # To read why partitions failed; `redrive` is a person's.
-    reconcile = [{
-      Effect   = "Allow"
-      Action   = ["sqs:ChangeMessageVisibility", "sqs:ReceiveMessage"]
-      Resource = aws_sqs_queue.dead_letters.arn
-    }]
+    reconcile = [
+      {
+        Effect   = "Allow"
+        Action   = ["sqs:ChangeMessageVisibility", "sqs:GetQueueAttributes", "sqs:GetQueueUrl", "sqs:ReceiveMessage"]
+        Resource = aws_sqs_queue.dead_letters.arn
+      },
+      {
+        Effect   = "Allow"
+        Action   = ["sqs:GetQueueAttributes"]
+        Resource = aws_sqs_queue.work_queue.arn
+      },
+    ]
     reprocess = []
     # It can't delete old versions, so the bucket keeps for a week what went.
     vacuum = [{
