@@ -16,6 +16,8 @@ from xml.etree import ElementTree
 from tests.harness.proxy import Gate, Rule, refuse
 
 Statement = Mapping[str, Any]
+Asks = Callable[[str, str, Mapping[str, str], bytes], list["Ask"]]
+"""Which rights a request needs: its method, path, headers and body."""
 ACCOUNT = "123456789012"
 REGION = "eu-central-1"
 BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers"
@@ -205,7 +207,7 @@ def queue_asks(method: str, path: str, headers: Mapping[str, str], body: bytes) 
 # ---------------------------------------------------------------- gates
 
 _DENIED_BY_SQS = b'{"__type": "com.amazon.coral.service#AccessDeniedException", "message": "by its role"}'
-DENIALS = {
+DENIALS: Mapping[Asks, Rule] = {
     s3_asks: refuse(403, "AccessDenied"),
     sqs_asks: Rule("answer", status=400, body=_DENIED_BY_SQS, content_type="application/x-amz-json-1.0"),
     blob_asks: refuse(403, "AuthorizationPermissionMismatch"),
@@ -228,7 +230,7 @@ class Roles:
         self.calls: list[Call] = []
         self.unknown: list[str] = []
 
-    def gate(self, asks: Callable[[str, str, Mapping[str, str], bytes], list[Ask]]) -> Gate:
+    def gate(self, asks: Asks) -> Gate:
         """The gate of a server whose requests need these rights. It answers as the cloud does if one is lacking."""
 
         def look(method: str, path: str, headers: Mapping[str, str], body: bytes) -> Rule | None:
