@@ -12,6 +12,8 @@ Repeat    safe: measurements that are in scale.json already are kept (--again ma
     driver    its memory, with 100 to 5,000 touched partitions (driver.py)
     damaged   seconds of a `dedupe` on Spark with one damaged file, and without (damaged.py)
     publish   a publish of 545 partitions, without readers' logs and with Delta's (publish.py)
+    nights    requests of each command after 100 to 3,000 nights (nights.py)
+    load      landing files, batches that wait, garbage, columns and workers, at three sizes, and how figures grow (load.py)
     peers     what a stored row costs a night of Iceberg (peers.py); needs `make peers`
     model     15 TB on paper, from what `rows`, `adoption` and `peers` measured (model.py); without the others it measures nothing
 
@@ -29,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import commit, facts, sentence, versions
-from benchmarks.scale import adoption, damaged, driver, model, peers, publish, rows, workers
+from benchmarks.scale import adoption, damaged, driver, load, model, nights, peers, publish, rows, workers
 from lakeupsert.operations.plan.prices import load_prices
 
 HOME = Path("build/scale")
@@ -41,6 +43,8 @@ SHOWN = {
     "driver": driver.SHOWN,
     "damaged": damaged.SHOWN,
     "publish": publish.SHOWN,
+    "nights": nights.SHOWN,
+    "load": load.SHOWN,
     "peers": peers.SHOWN,
 }
 
@@ -53,6 +57,8 @@ def main() -> int:
     options.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     options.add_argument("--far", type=int, default=545, help="workers: so many partitions, of which a call takes 8")
     options.add_argument("--partitions", type=int, nargs="+", default=[100, 1000, 5000], help="driver: that it touches")
+    options.add_argument("--nights", type=int, nargs="+", default=[100, 267, 1000, 3000])
+    options.add_argument("--cases", nargs="+", choices=list(load.SIZES), default=list(load.SIZES), help="load")
     options.add_argument("--prices", help="model: a file as `lakeupsert plan` takes it")
     options.add_argument("--again", action="store_true")
     given = options.parse_args()
@@ -74,6 +80,7 @@ def main() -> int:
                 kept.write_text(json.dumps(found, indent=1))
             print(f"{part}: {_line(part, name, of_part[name])}", flush=True)
     shutil.rmtree(HOME, ignore_errors=True)
+    print(*load.growth(found.get("load", {})), sep="\n")
     on_paper = list(model.report(found, load_prices(given.prices, local=False)))
     print(*on_paper, sep="\n")
     lines = ["# Scale", "", sentence(facts()), ", ".join(versions("lakeupsert", "pyarrow", "pyspark")) + "."]
@@ -81,6 +88,7 @@ def main() -> int:
         names = ("", *SHOWN[part].values(), "commit", "date", "load before")
         lines += ["", f"## {part}", "", f"| {' | '.join(names)} |", "|---|" + "---:|" * (len(names) - 1)]
         lines += [_line(part, name, m) for name, m in measured.items()]
+    lines += ["", *load.growth(found.get("load", {}))]
     (RESULTS / "scale.md").write_text("\n".join([*lines, "", "## model", "", *on_paper, ""]))
     return 0
 
@@ -100,6 +108,11 @@ def _measurements(given: argparse.Namespace) -> Iterator[tuple[str, str, Callabl
     yield "damaged", "one of 21", partial(damaged.measured, HOME)
     yield "publish", "plain", partial(publish.measured, HOME, ())
     yield "publish", "delta", partial(publish.measured, HOME, ("delta",))
+    for number in sorted(given.nights):
+        yield "nights", f"{number}", partial(nights.measured, HOME, number)
+    for case in given.cases:
+        for part in (4, 2, 1):
+            yield "load", f"{case} {load.SIZES[case] // part}", partial(load.measured, HOME, case, load.SIZES[case] // part)
     for side in peers.ROWS:
         yield "peers", side, partial(peers.measured, HOME, side)
 

@@ -32,7 +32,7 @@ from lakeupsert.storage import NotFoundError
 from lakeupsert.table.chain import Chain, Link
 from lakeupsert.table.erasure import read_erasures
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.ledger import HEADERS_TOGETHER, LedgerEntry, without_touched
+from lakeupsert.table.ledger import LedgerEntry, header_blocks, without_touched
 from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import TableSpec
@@ -179,7 +179,7 @@ class Needed:
 
     def _entries(self, count: int) -> Iterator[LedgerEntry]:
         """The entries that read. One that is known to be whole is in short, unless it is a statement."""
-        last = min(self._proven + 1, count) // HEADERS_TOGETHER * HEADERS_TOGETHER - 1
+        last = sum(size for _, size in header_blocks(min(self._proven + 1, count))) - 1
         known = self.look("every writer", partial(self._history.headers, last)) if last > 0 else ()
         whole = [number for number in range(count) if number >= len(known or ()) or (known and known[number].statement)]
         read = partial(attempt, partial(self._version, self._objects.ledger))
@@ -210,9 +210,9 @@ class Needed:
                 self._has("`quarantine`", file.name)
         if len(entries) < count:
             return  # nobody knows which of the others count
-        for first in range(0, count - HEADERS_TOGETHER + 1, HEADERS_TOGETHER):
-            if self.look("`append`", partial(self._history.stored_headers, first)) is not None:
-                self.metadata.add(TableObjects.ledger_headers(first))
+        for block in header_blocks(count):
+            if self.look("`append`", partial(self._history.stored_headers, *block)) is not None:
+                self.metadata.add(TableObjects.ledger_headers(*block))
         index = named_index(entries) if spec.key_scope == "table" else None
         for keys in index.all if index else ():
             self._file("`append`", keys)

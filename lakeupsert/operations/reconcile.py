@@ -1,7 +1,8 @@
 """Send lost messages again, publish complete batches, and prove that every row that was ever appended is accounted for.
 
-Reads     dead letters; for the proof, the whole ledger, the published manifests, and key and ordering columns of their files
-Writes    lost messages; `failed` marks for dead letters; the next snapshot. It does not repair rows
+Reads     dead letters; for the proof, the ledger since the last one that held (`arrived`), the published manifests, and key and
+          ordering columns of their files
+Writes    lost messages; `failed` marks for dead letters; the next snapshot; what `arrived` writes. It does not repair rows
 Repeat    safe: the proof is about a snapshot, which does not change while workers go on
 
     rows read = appended + quarantined                                                          every batch, by the ledger
@@ -23,6 +24,7 @@ from lakeupsert.engine.count import StoredRows, count_rows, total
 from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.operations.arrived import NOT_KNOWN, AllArrived, Arrived, entries_by_partition, read_arrived, write_arrived
 from lakeupsert.operations.recompute.recompute import Comparison, Recomputation, recompute
 from lakeupsert.operations.recompute.sql import import_duckdb
 from lakeupsert.operations.redrive import is_ours
@@ -36,7 +38,7 @@ from lakeupsert.pipeline.workers.worker import UNANSWERED, mark_failed
 from lakeupsert.progress import Share
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.chain import Link
-from lakeupsert.table.ledger import LedgerEntry, active_batches
+from lakeupsert.table.ledger import Touched, active_batches
 from lakeupsert.table.manifest import GONE, BucketEntry, Counters, DataFile, Manifest, add_digests
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
@@ -113,7 +115,7 @@ def reconcile(
     """Bring queue, marks and snapshot up to date with the ledger, then prove the selected partitions of the published snapshot.
 
     ``host`` counts the rows. Without one there is no proof: no data file is read, and of the ledger only what is not published.
-    With ``deep``, DuckDB also recomputes the rows of partitions that balance from what landed, and every column is compared.
+    With ``deep``, the whole ledger is read, and DuckDB recomputes the rows of partitions that balance from what landed, and every column is compared.
     Raises ConfigurationError if the table does not exist, or ``deep`` lacks DuckDB. An imbalance raises nothing.
     """
     table.history.existing_spec()
@@ -139,7 +141,11 @@ def reconcile(
     before = table.history.last_snapshot()
     published = publish(table)
     now = table.history.last_snapshot()
-    proof = prove(table, now, host, selected, progress) if now and host else []
+    known = read_arrived(table, now.body.batch) if now and host and not deep else NOT_KNOWN
+    proof = prove(table, now, host, selected, progress, known) if now and host else []
+    is_whole = proof and now and not now.body.lagging and len(proof) == len(now.body.partitions)
+    if is_whole and all(p.balanced for p in proof):
+        write_arrived(table, known, now.body.batch)
     recomputed = None
     if deep and now:
         readable = [p.partition for p in proof if p.balanced]  # others are reported already, and may be unreadable
@@ -151,7 +157,7 @@ def reconcile(
         published=published.snapshot if before is None or published.snapshot != before.number else None,
         publish=published,
         proof=tuple(proof),
-        batches=tuple(_unbalanced_batches(table.history)) if host else (),
+        batches=tuple(_unbalanced_batches(table.history, known.up_to)) if host else (),
         recomputed=recomputed,
     )
 
@@ -162,16 +168,33 @@ def prove(
     host: Host,
     selected: Callable[[str], bool] = lambda partition: True,
     progress: Callable[[str], None] = lambda text: None,
+    known: AllArrived = NOT_KNOWN,
 ) -> list[Proof]:
-    """Prove each selected partition that the snapshot shows, or that a batch up to the snapshot's touches."""
-    entries = table.history.entries(-1, snapshot.body.batch)
-    batches: dict[str, list[Link[LedgerEntry]]] = {}
-    for link in entries:
-        for partition in filter(selected, link.body.touched):
-            batches.setdefault(partition, []).append(link)
+    """Prove each selected partition that the snapshot shows, or that a batch up to the snapshot's touches.
+
+    If one does not balance by what is ``known``, the whole ledger decides.
+    """
+    proofs = _prove(table, snapshot, host, selected, progress, known)
+    if known.up_to >= 0 and (wrong := {p.partition for p in proofs if not p.balanced}):
+        again = {p.partition: p for p in _prove(table, snapshot, host, wrong.__contains__, progress, NOT_KNOWN)}
+        proofs = [again.get(p.partition, p) for p in proofs]
+    return proofs
+
+
+def _prove(
+    table: OpenTable,
+    snapshot: Link[Snapshot],
+    host: Host,
+    selected: Callable[[str], bool],
+    progress: Callable[[str], None],
+    known: AllArrived,
+) -> list[Proof]:
+    entries = table.history.entries(known.up_to, snapshot.body.batch)
+    [first] = table.history.entries(-1, 0)
+    batches = {p: due for p, due in entries_by_partition(entries).items() if selected(p)}
     versions = {p: shown for p, shown in snapshot.body.partitions.items() if selected(p)}
     active: dict[int, set[int]] = {}
-    partitions = sorted({*batches, *versions})
+    partitions = sorted({*batches, *versions, *filter(selected, known.partitions)})
     proofs: list[Proof] = []
 
     def read(partition: str) -> Manifest | DamagedTableError:
@@ -188,19 +211,19 @@ def prove(
         counts = _count(table, snapshot, host, [m for m in manifests if isinstance(m, Manifest)])
         for number, (partition, manifest) in enumerate(zip(together, manifests, strict=True), at + 1):
             progress(Share(f"counting the rows of {partition}", number - 1, len(partitions)))
-            due = batches.get(partition, [])
+            due, before = batches.get(partition, []), known.partitions.get(partition, Arrived())
             if isinstance(manifest, DamagedTableError):
-                appended = sum(link.body.touched[partition].rows for link in due)
+                arrived = before.and_then(partition, due, ())
                 message = manifest.message.rstrip(".")
-                proofs.append(Proof(partition, appended, 0, 0, 0, 0, 0, 0, message, by_digest=False))
+                proofs.append(Proof(partition, arrived.rows, 0, 0, 0, 0, 0, 0, message, by_digest=False))
                 continue
             if manifest.merged not in active:
-                active[manifest.merged] = active_batches(
-                    (link.number, link.body) for link in entries[: manifest.merged + 1]
-                )
+                upto = max(0, manifest.merged - known.up_to)
+                active[manifest.merged] = active_batches((link.number, link.body) for link in entries[:upto])
             if partition in snapshot.body.lagging:
                 due = [link for link in due if link.number <= manifest.merged]
-            proofs.append(_prove_partition(manifest, next(counts), due, active[manifest.merged]))
+            arrived = before.and_then(partition, due, active[manifest.merged])
+            proofs.append(_prove_partition(manifest, next(counts), arrived, first.body.touched.get(partition)))
     return proofs
 
 
@@ -230,9 +253,9 @@ def _dead_letters(table: OpenTable, selected: Callable[[str], bool]) -> dict[str
     return letters
 
 
-def _unbalanced_batches(history: History) -> Iterator[str]:
+def _unbalanced_batches(history: History, after: int) -> Iterator[str]:
     head = history.ledger_head()
-    for link in history.entries(-1, head.number) if head else ():
+    for link in history.entries(after, head.number) if head else ():
         entry = link.body
         if entry.rows_read != entry.rows_appended + entry.rows_quarantined:
             yield (
@@ -275,43 +298,40 @@ def _bare(files: Sequence[DataFile]) -> list[DataFile]:
 
 
 def _prove_partition(
-    manifest: Manifest, stored: StoredRows, due: Sequence[Link[LedgerEntry]], active: set[int]
+    manifest: Manifest, stored: StoredRows, arrived: Arrived, adopted: Touched | None
 ) -> Proof:
-    """``due``: ledger entries that touch the partition and that this version should hold; ``active``: those that count."""
-    partition = manifest.partition
-    touched = {link.number: link.body.touched[partition] for link in due}
+    """``arrived``: what this version should hold; ``adopted``: what batch 0 brought of that."""
     wrong = []
-    if due and due[-1].number != manifest.merged:
-        wrong.append(f"it is merged up to batch {manifest.merged}, but batch {due[-1].number} touches it")
+    if arrived.last not in (-1, manifest.merged):
+        wrong.append(f"it is merged up to batch {manifest.merged}, but batch {arrived.last} touches it")
     counters = [bucket.counters for bucket in manifest.buckets]
     recorded = Counters(**{name: sum(getattr(c, name) for c in counters) for name in Counters.__struct_fields__})
-    if any(not bucket.settled and _bare(bucket.base) != _bare(touched[0].files) for bucket in manifest.buckets):
+    files = _bare(adopted.files) if adopted else []
+    if any(not bucket.settled and _bare(bucket.base) != files for bucket in manifest.buckets):
         wrong.append("its files are not the adopted ones")
     wrong += stored.wrong
-    appended = sum(t.rows for t in touched.values())
-    withdrawn = sum(t.rows for number, t in touched.items() if number and number not in active)
     gone = sum(getattr(recorded, name) for name in GONE)
     for what, (one, expected), (other, actual) in (
-        ("rows appended", ("by the ledger", appended), ("by the manifest", recorded.appended)),
-        ("rows withdrawn", ("by the ledger", withdrawn), ("by the manifest", recorded.withdrawn)),
+        ("rows appended", ("by the ledger", arrived.rows), ("by the manifest", recorded.appended)),
+        ("rows withdrawn", ("by the ledger", arrived.withdrawn), ("by the manifest", recorded.withdrawn)),
         ("live rows", ("by the manifest", recorded.live), ("in its files", stored.live)),
         ("tombstones", ("by the manifest", recorded.tombstones), ("in its files", stored.tombstones)),
-        ("rows appended", ("by the ledger", appended), ("accounted for", stored.live + stored.tombstones + gone)),
+        ("rows appended", ("by the ledger", arrived.rows), ("accounted for", stored.live + stored.tombstones + gone)),
     ):
         if expected != actual:
             wrong.append(f"{what}: {expected:,} {one}, {actual:,} {other}")
     digests = [bucket.digests for bucket in manifest.buckets]
-    arrived = add_digests([d.adopted for d in digests if 0 in touched] + [t.digest for n, t in touched.items() if n])
+    came = add_digests([*(d.adopted for d in digests if adopted), arrived.digest])
     gone_digests = [getattr(d, name) for d in digests for name in GONE]
     found = add_digests([stored.live_digest, stored.tombstone_digest, *gone_digests])
-    if None not in (arrived, found) and arrived != found and not wrong:
+    if None not in (came, found) and came != found and not wrong:
         wrong.append(
             f"the number of rows is right, but they are not the rows that were appended: found digest {found}, expected "
-            f"{arrived}"
+            f"{came}"
         )
     return Proof(
-        partition=partition,
-        rows_appended=appended,
+        partition=manifest.partition,
+        rows_appended=arrived.rows,
         rows_live=stored.live,
         tombstones=stored.tombstones,
         rows_superseded=recorded.superseded,
@@ -319,5 +339,5 @@ def _prove_partition(
         refused=recorded.refused,
         withdrawn=recorded.withdrawn,
         difference="; ".join(wrong) or None,
-        by_digest=None not in (arrived, found),
+        by_digest=None not in (came, found),
     )

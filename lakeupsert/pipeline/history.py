@@ -1,6 +1,6 @@
 """The specs, ledger entries, snapshots and manifests that were read of a table. None ever changes, so each is read once."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 
@@ -16,7 +16,7 @@ from lakeupsert.storage import NotFoundError, UnknownOutcomeError
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import FORMAT, Link, refuse_newer
 from lakeupsert.table.layout import LISTED_TOGETHER, Manifests, TableObjects
-from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, without_touched
+from lakeupsert.table.ledger import Headers, LedgerEntry, blocks_around, header_blocks, without_touched
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import TableSpec
@@ -183,34 +183,42 @@ class History:
         self._entries[link.number] = link
 
     def headers(self, high: int, *, write: bool = False) -> list[LedgerEntry]:
-        """Entries 0 to ``high`` without the partitions that they touched, at one GET for every 64.
+        """Entries 0 to ``high`` without the partitions that they touched, at one GET for up to 4096.
 
-        ``write``: write the objects that hold 64 entries each if they are missing.
+        ``write``: write the objects that hold several entries if they are missing.
         """
-        while len(self._headers) <= high:
-            first = len(self._headers)
-            last = first + HEADERS_TOGETHER - 1
-            if last > high:
-                return self._headers + [without_touched(link.body) for link in self.entries(first - 1, high)]
-            found = self.stored_headers(first)
-            if found is None:
-                found = tuple(without_touched(link.body) for link in self.entries(first - 1, last))
-                if write:
-                    headers = metadata.encode(Headers(format=FORMAT, first=first, entries=found))
-                    with suppress(UnknownOutcomeError):  # the next append finds it or writes it
-                        self.objects.store.create(TableObjects.ledger_headers(first), headers)
-            self._headers += found
-        return self._headers[: high + 1]
+        for first, count in header_blocks(high + 1, len(self._headers)):
+            self._headers += self._read_headers(first, count, write=write)
+            for larger in blocks_around(first + count, count) if write else ():  # which this process need not read
+                self._write_headers(*larger, self._headers[-larger[1] :])
+        tail = self.entries(len(self._headers) - 1, high)
+        return self._headers[: high + 1] + [without_touched(link.body) for link in tail]
 
-    def stored_headers(self, first: int) -> tuple[LedgerEntry, ...] | None:
-        """The object that has the entries from ``first`` on in short; None if it is missing. Raises DamagedTableError."""
-        name = TableObjects.ledger_headers(first)
+    def _read_headers(self, first: int, count: int, *, write: bool) -> Sequence[LedgerEntry]:
+        found = self.stored_headers(first, count)
+        if found is None:
+            smaller = header_blocks(first + count, first, count)
+            found = tuple(entry for block in smaller for entry in self._read_headers(*block, write=write)) or tuple(
+                without_touched(link.body) for link in self.entries(first - 1, first + count - 1)
+            )
+            if write:
+                self._write_headers(first, count, found)
+        return found
+
+    def _write_headers(self, first: int, count: int, entries: Sequence[LedgerEntry]) -> None:
+        headers = metadata.encode(Headers(format=FORMAT, first=first, entries=tuple(entries)))
+        with suppress(UnknownOutcomeError):  # an append that needs it finds it or writes it
+            self.objects.store.create(TableObjects.ledger_headers(first, count), headers)
+
+    def stored_headers(self, first: int, count: int) -> tuple[LedgerEntry, ...] | None:
+        """The object that has so many entries from ``first`` on in short; None if it is missing. Raises DamagedTableError."""
+        name = TableObjects.ledger_headers(first, count)
         with suppress(NotFoundError):
             found = metadata.decode(
                 self.objects.store.get(name),
                 Headers,
                 partial(self.objects.store.uri, name),
-                f"the headers of ledger entries {first} to {first + HEADERS_TOGETHER - 1}",
+                f"the headers of ledger entries {first} to {first + count - 1}",
                 next="delete that object: it only repeats what the ledger says, and the next append writes it again",
             )
             refuse_newer(self.objects.store.uri(name), found.format)

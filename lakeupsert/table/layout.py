@@ -99,6 +99,8 @@ class Manifests:
 class TableObjects:
     """The chains of one table, and names for its files."""
 
+    ARRIVED = f"{HOME}/headers/arrived-"
+
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
         self.held = held = Held()
@@ -206,8 +208,13 @@ class TableObjects:
         )
 
     @staticmethod
-    def ledger_headers(first: int) -> str:
-        return f"{HOME}/headers/ledger-{first:012d}.json"
+    def ledger_headers(first: int, count: int) -> str:
+        size = "" if count == 64 else f"-{count}"  # earlier versions have written those of 64
+        return f"{HOME}/headers/ledger-{first:012d}{size}.json"
+
+    @staticmethod
+    def arrived(batch: int) -> str:
+        return f"{TableObjects.ARRIVED}{batch:012d}.json"
 
     # `start` is how many versions the chain had when the writer started: the partition's chain, or the ledger for what append
     # writes. Vacuum deletes an unnamed file only if its writer started below a fence, and so can no longer commit.

@@ -3,7 +3,7 @@
 docs/FORMAT.md, "Ledger entry", says what each field of an entry means.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
@@ -304,7 +304,8 @@ def fence_behind(head: LedgerEntry | None, fence: int, snapshot: int | None) -> 
     )
 
 
-HEADERS_TOGETHER = 64
+HEADERS_TOGETHER = (4096, 512, 64, 8)
+"""How many entries one object has in short, in descending order: each is a multiple of the next one."""
 
 
 class Headers(msgspec.Struct, frozen=True, kw_only=True):
@@ -316,6 +317,20 @@ class Headers(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     first: int
     entries: tuple[LedgerEntry, ...]
+
+
+def header_blocks(count: int, first: int = 0, below: int = HEADERS_TOGETHER[0] + 1) -> Iterator[tuple[int, int]]:
+    """The fewest objects of fewer than ``below`` entries with those from ``first`` up to ``count``, but the last few: the first
+    entry of each, and how many it has."""
+    sizes = [size for size in HEADERS_TOGETHER if size < below]
+    while size := next((size for size in sizes if first % size == 0 and first + size <= count), 0):
+        yield first, size
+        first += size
+
+
+def blocks_around(end: int, above: int) -> list[tuple[int, int]]:
+    """The objects of more than ``above`` entries that end there, as from `header_blocks`."""
+    return [(end - size, size) for size in HEADERS_TOGETHER if size > above and end % size == 0]
 
 
 def without_touched(entry: LedgerEntry) -> LedgerEntry:

@@ -86,7 +86,7 @@ def proof_of(table: Table) -> Any:
 
 def explanation_of(table: Table) -> Any:
     found = table.explain({"k": "00009", "l": 0})
-    if any(partition.gone for partition in found.partitions):
+    if any(partition.gone or partition.gone_before > 1 for partition in found.partitions):
         raise Told("appended-file-gone", str(found.partitions), next="-")
     return [dataclasses.replace(partition, since=None) for partition in found.partitions]
 

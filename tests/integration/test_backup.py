@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError, TryAgainError
-from lakeupsert.operations import needed
-from lakeupsert.pipeline import history
+from lakeupsert.table import ledger
 from lakeupsert.sources.files import SourceFiles
 from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, row
@@ -365,8 +364,7 @@ def test_the_backup_that_ends_last_is_not_the_newest(tmp_path: Path) -> None:
 def test_entries_that_the_last_backup_has_are_read_from_headers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (history, needed):
-        monkeypatch.setattr(module, "HEADERS_TOGETHER", 4)
+    monkeypatch.setattr(ledger, "HEADERS_TOGETHER", (4,))
     lake, copy = Lake(tmp_path / "lake"), tmp_path / "copy"
     for night in range(9):
         lake.land(f"{night}.jsonl", [row("a", 0, night, night)])

@@ -12,7 +12,7 @@ import pytest
 from lakeupsert.config import DeleteSettings, ReadSettings, load
 from lakeupsert.engine import hosts
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.pipeline import history, table_keys
+from lakeupsert.pipeline import table_keys
 from lakeupsert.table import ledger
 from tests.harness.faults import FAULTS, Fault
 from tests.harness.lake import Lake, row
@@ -243,8 +243,7 @@ def test_plan_says_that_it_does_not_foresee_where_keys_are(lake: Lake) -> None:
 
 @pytest.mark.long
 def test_batch_of_nothing_but_deletes_reads_no_old_batch(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "HEADERS_TOGETHER", 2)
-    monkeypatch.setattr(history, "HEADERS_TOGETHER", 2)
+    monkeypatch.setattr(ledger, "HEADERS_TOGETHER", (2,))
 
     def requests(name: str, *rows: Any) -> int:
         lake.land(name, rows)

@@ -73,9 +73,11 @@ def _facts(found: "ExplainedPartition") -> list[output.Fact]:
     for batch, rows in found.settled.items():
         scope = "partition" if found.settled_of_key[batch] is None else "key"
         facts.append(("not in files", f"{count(rows, 'row')} of this {scope} that lost within batch {batch}"))
-    if found.gone:
-        batches = ", ".join(str(batch) for batch in sorted({batch for batch, _ in found.gone}))
-        facts.append(("gone", f"appended files (batch {batches}); whether they contained this key is unknown"))
+    batches = [str(batch) for batch in sorted({batch for batch, _ in found.gone})]
+    if found.gone_before > 1:
+        batches.insert(0, f"all before {found.gone_before}")
+    if batches:
+        facts.append(("gone", f"appended files (batch {', '.join(batches)}); whether they contained this key is unknown"))
     return facts
 
 

@@ -119,11 +119,11 @@ def _reason(spec: TableSpec, winner: KeyRow, other: KeyRow) -> str:
 
 
 def describe_unseen(
-    of_key: Mapping[int, int | None], settled: Mapping[int, int], gone: Sequence[tuple[int, str]]
+    of_key: Mapping[int, int | None], settled: Mapping[int, int], gone: Sequence[tuple[int, str]], gone_before: int
 ) -> str:
     """Other rows that the key had, or may have had, beside those that were found; empty if there were none.
 
-    Args: as the fields `settled_of_key`, `settled` and `gone` of `ExplainedPartition`.
+    Args: as the fields `settled_of_key`, `settled`, `gone` and `gone_before` of `ExplainedPartition`.
     """
     parts = []
     for batch, rows in settled.items():
@@ -134,4 +134,12 @@ def describe_unseen(
     if gone:
         batches = ", ".join(str(batch) for batch in sorted({batch for batch, _ in gone}))
         parts.append(f"; the appended files of batch {batches} are gone and may have held others")
+    if gone_before > 1:
+        parts.append(f"; the appended files of batches before {gone_before} are gone and may have held others")
     return "".join(parts)
+
+
+def describe_gone(files: int, before: int) -> str:
+    """How many appended files are gone, besides those of batches ``before`` one."""
+    some = f"; {files} appended files are gone" if files else ""
+    return some + (f"; those of batches before {before} are gone" if before > 1 else "")

@@ -44,7 +44,7 @@ from lakeupsert.pipeline.read_cost import ReadCost, read_cost
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.storage.base import Call
 from lakeupsert.table.layout import LISTED_TOGETHER
-from lakeupsert.table.ledger import HEADERS_TOGETHER, Scope
+from lakeupsert.table.ledger import Scope, header_blocks
 from lakeupsert.table.spec import TableSpec
 
 TEXT_BYTES = 32 << 20
@@ -328,7 +328,8 @@ def _requests(ground: Ground, nights: int, objects: int, partitions: Sequence[Pl
     the nights, the heads of the chains in each step, and listings of all manifests. ``objects``: how many a batch has.
     """
     head, stored = ground.head, ground.snapshot.body.manifests if ground.snapshot else 0
-    entries = sum(divmod(head.number + 1, HEADERS_TOGETHER)) if head else 0
+    ends = head.number + 1 if head else 0
+    entries = ends - sum(count - 1 for _, count in header_blocks(ends))
     versions = sum(p.versions for p in partitions)
     pages = 1 + stored // LISTED_TOGETHER if stored else len(partitions)
     return {
