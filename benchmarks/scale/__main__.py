@@ -109,7 +109,7 @@ def _measurements(given: argparse.Namespace) -> Iterator[tuple[str, str, Callabl
     yield "publish", "plain", partial(publish.measured, HOME, ())
     yield "publish", "delta", partial(publish.measured, HOME, ("delta",))
     for number in sorted(given.nights):
-        yield "nights", f"{number}", partial(nights.measured, HOME, number)
+        yield "nights", f"{number}", partial(nights.measured, number)
     for case in given.cases:
         for part in (4, 2, 1):
             yield "load", f"{case} {load.SIZES[case] // part}", partial(load.measured, HOME, case, load.SIZES[case] // part)

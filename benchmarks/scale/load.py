@@ -1,4 +1,4 @@
-"""Seconds, memory and requests as one thing grows: landing files of a night, batches that wait, garbage, columns, workers.
+"""Processor time, memory and requests as one thing grows: landing files of a night, batches that wait, garbage, columns, workers.
 
 Each case is measured at a quarter, a half and the whole of its size, in a process of its own, of which the peak is that of the
 measured step (VmHWM; of workers the sum over all processes, sampled). The table is made before that. `growth` in the report is
@@ -33,9 +33,17 @@ from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
 
 SIZES = {"landing": 20_000, "waiting": 10_000, "garbage": 100_000, "columns": 5_000, "workers": 64}
-SHOWN = {"seconds": "s", "mb": "MB", "requests": "requests", "after_seconds": "s after", "after_requests": "requests after"}
+SHOWN = {
+    "seconds": "s",
+    "processor": "processor, s",
+    "mb": "MB",
+    "requests": "requests",
+    "after_processor": "processor after, s",
+    "after_mb": "MB after",
+    "after_requests": "requests after",
+}
 PARTITIONS = 2_000
-Steps = dict[str, Callable[[], object]]
+Steps = dict[str, Callable[[Table], object]]
 
 
 def measured(home: Path, case: str, size: int) -> dict[str, float]:
@@ -59,14 +67,14 @@ def growth(found: dict[str, dict[str, Any]]) -> Iterator[str]:
 def _landing(table: Table, size: int) -> Steps:
     for number in range(size):
         _land(table, f"{number:06}", [number % 10] * 10, [f"{number}-{k}" for k in range(10)])
-    return {"": lambda: table.append(host="local"), "after_": lambda: Table("t", table.settings).append(host="local")}
+    return {"": lambda new: new.append(host="local"), "after_": lambda new: new.append(host="local")}
 
 
 def _waiting(table: Table, size: int) -> Steps:
     for number in range(size):
         _land(table, f"{number:06}", [0], [str(number % 100)])
         table.append(host="local")
-    return {"": lambda: table.dedupe(), "after_": lambda: table.publish()}
+    return {"": lambda new: new.dedupe(), "after_": lambda new: new.publish()}
 
 
 def _garbage(table: Table, size: int) -> Steps:
@@ -77,7 +85,7 @@ def _garbage(table: Table, size: int) -> Steps:
         path = Path(table.settings.processed) / f"d={number % 100}" / f"base-0-{clock.new_id()}.parquet"
         path.touch()
         os.utime(path, (0, 0))
-    return {"": lambda: table.vacuum(dry=False), "after_": lambda: Table("t", table.settings).vacuum(dry=False)}
+    return {"": lambda new: new.vacuum(dry=False), "after_": lambda new: new.vacuum(dry=False)}
 
 
 def _columns(table: Table, size: int) -> Steps:
@@ -86,7 +94,7 @@ def _columns(table: Table, size: int) -> Steps:
         _land(table, str(night), [0] * 1000, [str(k) for k in range(1000)], **more)
         if not night:
             table.run(host="local")
-    return {"": lambda: table.run(host="local"), "after_": lambda: table.to_arrow().read_all()}
+    return {"": lambda new: new.run(host="local"), "after_": lambda new: new.to_arrow().read_all()}
 
 
 def _workers(table: Table, size: int) -> Steps:
@@ -95,7 +103,7 @@ def _workers(table: Table, size: int) -> Steps:
         if not night:
             table.run(host="local")
     table.append(host="local")
-    return {"": lambda: table.dedupe(workers=size), "after_": lambda: table.publish()}
+    return {"": lambda new: new.dedupe(workers=size), "after_": lambda new: new.publish()}
 
 
 def _land(table: Table, name: str, partitions: list[int], keys: list[str], **more: Any) -> None:
@@ -120,15 +128,16 @@ def _peak(case: str) -> Iterator[dict[str, float]]:
 def main(lake: Path, case: str, size: int) -> None:
     (lake / "landing").mkdir(parents=True)
     zones = {"landing": str(lake / "landing"), "processed": str(lake / "table")}
-    table = Table("t", TableSettings(**zones, key=("k",), partition_by=("d",), order_by=("ts",)))
+    given = TableSettings(**zones, key=("k",), partition_by=("d",), order_by=("ts",))
     steps = {"landing": _landing, "waiting": _waiting, "garbage": _garbage, "columns": _columns, "workers": _workers}
     found: dict[str, float] = {}
-    for name, step in steps[case](table, size).items():
-        before, begun = sum(table.requests.values()), perf_counter()
-        with _peak(case) as peak:
-            step()
+    for name, step in steps[case](Table("t", given), size).items():
+        used, begun = sum(os.times()[:4]), perf_counter()
+        with _peak(case) as peak, Table("t", given) as table:
+            step(table)
+            found[f"{name}requests"] = sum(table.requests.values())
         found |= {f"{name}seconds": round(perf_counter() - begun, 2), f"{name}mb": peak["mb"]}
-        found[f"{name}requests"] = sum(table.requests.values()) - before
+        found[f"{name}processor"] = round(sum(os.times()[:4]) - used, 2)
     print(json.dumps(found))
 
 

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.storage import UnknownOutcomeError
+from lakeupsert.storage import ObjectStore, UnknownOutcomeError
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import FORMAT, Link, refuse_newer
 from lakeupsert.table.layout import TableObjects
@@ -73,9 +73,8 @@ def entries_by_partition(entries: Sequence[Link[LedgerEntry]]) -> dict[str, list
     return found
 
 
-def read_arrived(table: OpenTable, batch: int) -> AllArrived:
-    """The newest one up to ``batch``, if no later batch was withdrawn from it; otherwise an empty one. Raises DamagedTableError."""
-    store, history = table.resources.store, table.history
+def newest_arrived(store: ObjectStore, batch: int) -> AllArrived:
+    """The newest one up to ``batch``; an empty one if there is none. Raises DamagedTableError."""
     names = [found.name for found in store.list(TableObjects.ARRIVED)]
     newest = max((name for name in names if name <= TableObjects.arrived(batch)), default=None)
     if newest is None:
@@ -88,7 +87,13 @@ def read_arrived(table: OpenTable, batch: int) -> AllArrived:
         next="delete that object: it only repeats what the ledger says, and `lakeupsert reconcile` writes it again",
     )
     refuse_newer(store.uri(newest), found.format)
-    link = history.entry(found.up_to)
+    return found
+
+
+def read_arrived(table: OpenTable, batch: int) -> AllArrived:
+    """As `newest_arrived`, and an empty one if the ledger is another one now, or a restore came since."""
+    found, history = newest_arrived(table.resources.store, batch), table.history
+    link = history.entry(found.up_to) if found.up_to >= 0 else None
     is_same = link is not None and link.write_id == found.entry
     return found if is_same and not any(x.body.restored for x in history.entries(found.up_to, batch)) else NOT_KNOWN
 

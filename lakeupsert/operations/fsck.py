@@ -21,7 +21,7 @@ from lakeupsert.engine.count import count_rows
 from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import DamagedTableError, RefusedError
-from lakeupsert.operations.arrived import read_arrived
+from lakeupsert.operations.arrived import newest_arrived
 from lakeupsert.operations.needed import Needed, NeededBucket
 from lakeupsert.operations.reconcile import BUCKETS_A_CALL
 from lakeupsert.pipeline.opened import OpenTable
@@ -95,7 +95,7 @@ def fsck(
             )
     _check_leases(table, needed)
     _check_works(table, needed)
-    needed.look("`reconcile`", partial(read_arrived, table, needed.batch))
+    needed.look("`reconcile`", partial(newest_arrived, store, needed.batch))
     return FsckResult(
         snapshots=needed.snapshots,
         metadata=len(needed.metadata),

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from threading import Lock
 from weakref import WeakKeyDictionary
 
@@ -57,14 +58,21 @@ class Pack:
         return held[begin - at : end - at]
 
 
-_packs: WeakKeyDictionary[ObjectStore, OrderedDict[str, Pack]] = WeakKeyDictionary()
+class _Kept(OrderedDict[str, Pack]):
+    """The packs of a store that were opened last, and the ``memory`` that they take in bytes."""
+
+    memory = 0
+
+
+_packs: WeakKeyDictionary[ObjectStore, _Kept] = WeakKeyDictionary()
 _lock = Lock()
 
 
 def open_pack(store: ObjectStore, name: str) -> Pack:
     """The footer of a pack, verified. Raises ``pyarrow.ArrowInvalid`` if it is damaged, and NotFoundError."""
     with _lock:
-        pack = _packs.setdefault(store, OrderedDict()).pop(name, None)
+        kept = _packs.setdefault(store, _Kept())
+        pack = kept.get(name)
     if pack is None:
         with store.open(name) as source:
             tail = read_tail(source, name, GROUPS)
@@ -78,12 +86,13 @@ def open_pack(store: ObjectStore, name: str) -> Pack:
         memory = len(tail.data) + PARSED * metadata.serialized_size
         pack = Pack(metadata, tail, rows, np.array([0, *begins, tail.end]), memory)
     with _lock:
-        kept = _packs[store]
+        kept.memory += 0 if name in kept else pack.memory
         kept[name] = pack
+        kept.move_to_end(name)
         if len(kept) > AHEAD_PACKS:
-            [*kept.values()][-AHEAD_PACKS - 1].held = None
-        while len(kept) > 1 and sum(one.memory for one in kept.values()) > KEPT_BYTES:
-            kept.popitem(last=False)
+            next(islice(reversed(kept.values()), AHEAD_PACKS, None)).held = None
+        while len(kept) > 1 and kept.memory > KEPT_BYTES:
+            kept.memory -= kept.popitem(last=False)[1].memory
     return pack
 
 

@@ -192,6 +192,8 @@ def test_threads_share_the_footers(
     with ThreadPoolExecutor(8) as pool:
         found = pool.map(lambda number: packs.open_pack(store, files[number % 8].name).rows.tolist(), range(500))
         assert list(found) == [[0, 2]] * 500
+    kept = packs._packs[store]
+    assert kept.memory == sum(one.memory for one in kept.values())
 
 
 def test_parsed_footers_count_as_memory(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
