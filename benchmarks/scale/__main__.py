@@ -112,7 +112,11 @@ def _measurements(given: argparse.Namespace) -> Iterator[tuple[str, str, Callabl
         yield "nights", f"{number}", partial(nights.measured, number)
     for case in given.cases:
         for part in (4, 2, 1):
-            yield "load", f"{case} {load.SIZES[case] // part}", partial(load.measured, HOME, case, load.SIZES[case] // part)
+            yield (
+                "load",
+                f"{case} {load.SIZES[case] // part}",
+                partial(load.measured, HOME, case, load.SIZES[case] // part),
+            )
     for side in peers.ROWS:
         yield "peers", side, partial(peers.measured, HOME, side)
 

@@ -60,7 +60,9 @@ def growth(found: dict[str, dict[str, Any]]) -> Iterator[str]:
     for case, size in SIZES.items():
         half, whole = (found.get(f"{case} {n}") for n in (size // 2, size))
         if half and whole:
-            powers = (f"{name} {log2(whole[figure] / half[figure]):.2f}" for figure, name in SHOWN.items() if half[figure])
+            powers = (
+                f"{name} {log2(whole[figure] / half[figure]):.2f}" for figure, name in SHOWN.items() if half[figure]
+            )
             yield f"growth of {case} from {size // 2:,} to {size:,}: {', '.join(powers)}"
 
 

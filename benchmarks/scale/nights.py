@@ -1,7 +1,9 @@
 """How many requests each command sends after 100 to 3,000 nights that are published, merged and vacuumed.
 
-A night brings six rows to three partitions. The clock is simulated, so that a week's `vacuum` finds a week's garbage, and `reconcile` proves it; what was written gets the time of its night. Each command is the first call of a new `Table`, as in a process of its own, and the measured
-nights are ones more. `seconds` are those of all commands together, and `MB` is the peak of this process while they ran.
+A night brings six rows to three partitions. The clock is simulated, so that a `vacuum` each week finds garbage of a week, and
+what was written gets the time of its night. A `reconcile` follows it. Each command is the first call of a new `Table`, as in a
+process of its own, and together they are one more night. `s` are the seconds of all of them, and `MB` is the peak of this process
+while they ran.
 """
 
 import os
@@ -106,8 +108,6 @@ def _land(lake: Path, night: int) -> None:
 def _date(table: Path, at: Nights) -> None:
     """Give what was written since the last call the time of its night."""
     now, real = at.now().timestamp(), datetime.now(UTC).timestamp() - 30 * 86400
-    for folder, _, names in os.walk(table):
-        for name in names:
-            path = os.path.join(folder, name)
-            if os.stat(path).st_mtime > real:
-                os.utime(path, (now, now))
+    for path in table.rglob("*"):
+        if path.is_file() and path.stat().st_mtime > real:
+            os.utime(path, (now, now))

@@ -51,7 +51,9 @@ class Refusals:
 
     def add_values(self, code: Reason, mask: Mask, name: str, what: str, type_: pa.DataType | None = None) -> None:
         """Refuse these rows for the value that each has in one column. ``type_``: the column's, if the value does not fit it."""
-        if name not in set(self._block.names):  # no row has it
+        if not mask.any():  # as in most of some thousand columns
+            return
+        if name not in self._block.names:  # no row has it
             self.add(code, mask, f"Column {name!r} {what}.")
         else:
             self._mark_refused(mask)

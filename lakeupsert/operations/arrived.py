@@ -105,7 +105,8 @@ def write_arrived(table: OpenTable, known: AllArrived, batch: int) -> None:
     entries = table.history.entries(known.up_to, batch)
     active = active_batches((link.number, link.body) for link in entries)
     later = {
-        p: known.partitions.get(p, Arrived()).and_then(p, due, active) for p, due in entries_by_partition(entries).items()
+        p: known.partitions.get(p, Arrived()).and_then(p, due, active)
+        for p, due in entries_by_partition(entries).items()
     }
     now = AllArrived(up_to=batch, entry=entries[-1].write_id, partitions={**known.partitions, **later})
     with suppress(UnknownOutcomeError):  # the next call finds it or writes it

@@ -24,7 +24,14 @@ from lakeupsert.engine.count import StoredRows, count_rows, total
 from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.operations.arrived import NOT_KNOWN, AllArrived, Arrived, entries_by_partition, read_arrived, write_arrived
+from lakeupsert.operations.arrived import (
+    NOT_KNOWN,
+    AllArrived,
+    Arrived,
+    entries_by_partition,
+    read_arrived,
+    write_arrived,
+)
 from lakeupsert.operations.recompute.recompute import Comparison, Recomputation, recompute
 from lakeupsert.operations.recompute.sql import import_duckdb
 from lakeupsert.operations.redrive import is_ours
@@ -115,7 +122,8 @@ def reconcile(
     """Bring queue, marks and snapshot up to date with the ledger, then prove the selected partitions of the published snapshot.
 
     ``host`` counts the rows. Without one there is no proof: no data file is read, and of the ledger only what is not published.
-    With ``deep``, the whole ledger is read, and DuckDB recomputes the rows of partitions that balance from what landed, and every column is compared.
+    With ``deep``, the whole ledger is read, and DuckDB recomputes the rows of partitions that balance from what landed, to
+    compare every column.
     Raises ConfigurationError if the table does not exist, or ``deep`` lacks DuckDB. An imbalance raises nothing.
     """
     table.history.existing_spec()
@@ -297,9 +305,7 @@ def _bare(files: Sequence[DataFile]) -> list[DataFile]:
     return [msgspec.structs.replace(file, statistics=()) for file in files]
 
 
-def _prove_partition(
-    manifest: Manifest, stored: StoredRows, arrived: Arrived, adopted: Touched | None
-) -> Proof:
+def _prove_partition(manifest: Manifest, stored: StoredRows, arrived: Arrived, adopted: Touched | None) -> Proof:
     """``arrived``: what this version should hold; ``adopted``: what batch 0 brought of that."""
     wrong = []
     if arrived.last not in (-1, manifest.merged):

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError, TryAgainError
-from lakeupsert.table import ledger
 from lakeupsert.sources.files import SourceFiles
+from lakeupsert.table import ledger
 from tests.harness.faults import Fault, Killed
 from tests.harness.lake import Lake, row
 from tests.integration.test_fsck import DAY, made

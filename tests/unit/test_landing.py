@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import pickle
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -126,6 +127,19 @@ def csv_of(*rows: str, header: str = "id,day,at,amount,note") -> str:
 
 
 # ---------------------------------------------------------------- what comes out
+
+
+def test_values_are_looked_at_again_only_if_a_row_is_refused(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    originals = blocks.ArrowBlock.originals
+
+    def counted(block: blocks.ArrowBlock, name: str, rows: Sequence[int]) -> list[object]:
+        asked.append(name)
+        return originals(block, name, rows)
+
+    monkeypatch.setattr(blocks.ArrowBlock, "originals", counted)
+    accepted, quarantined = landing.read(landing.put("a.parquet", table_of(good(), good(id=2))), make_spec())
+    assert (accepted.num_rows, quarantined, asked) == (2, [], [])
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.jsonl"])

@@ -77,7 +77,9 @@ def _facts(found: "ExplainedPartition") -> list[output.Fact]:
     if found.gone_before > 1:
         batches.insert(0, f"all before {found.gone_before}")
     if batches:
-        facts.append(("gone", f"appended files (batch {', '.join(batches)}); whether they contained this key is unknown"))
+        facts.append(
+            ("gone", f"appended files (batch {', '.join(batches)}); whether they contained this key is unknown")
+        )
     return facts
 
 

@@ -56,7 +56,8 @@ def plan_spec(
     own = {field.name: field.type for field in known.schema}
     grown = {name: part for name in observed if name in own and (part := known_part(observed[name])) is not None}
     new = known_types(table.declaration, {name: type_ for name, type_ in observed.items() if name not in own}, given)
-    fields = [(name, (grown | new)[name]) for name in observed if name in grown or name in new]
+    found = grown | new
+    fields = [(name, found[name]) for name in observed if name in found]
     spec = evolve(known, pa.schema([*fields, *((name, type_) for name, type_ in given.items() if name in own)]))
     if table.history.previews.wanted and FEATURE not in spec.requires:
         table.history.previews.forget()
@@ -176,7 +177,8 @@ def _renamed_at_the_source(
     found: dict[tuple[str, str], set[str]] = {}
     for survey in surveys:
         names = {spec.table_name_of(name) for name in survey.schema.names} if survey.schema is not None else set()
-        new = [name for name in spec.schema.names if name in names - before]
+        added = names - before
+        new = [name for name in spec.schema.names if name in added]
         lacking = [name for name in expected if name not in names]
         if new and lacking:
             found.setdefault((", ".join(map(repr, new)), ", ".join(map(repr, lacking))), set()).add(survey.path)
@@ -207,6 +209,7 @@ def _observed_types(
     """The types that columns have in the files; ``names`` are the columns' names by their lower-case names."""
     called = dict(names)
     observed: dict[str, pa.DataType] = {}
+    types = dict(zip(known.schema.names, known.schema.types, strict=True)) if known is not None else {}
     for survey in surveys:
         if survey.schema is None:
             continue
@@ -214,7 +217,7 @@ def _observed_types(
         for field in survey.schema:
             name = called.setdefault(field.name.lower(), field.name)
             typed = survey.typed and name not in in_folders
-            stored = known.schema.field(name).type if known is not None and name in known.schema.names else None
+            stored = types.get(name)
             grows = stored is None or pa.types.is_nested(stored) or pa.types.is_decimal(stored)
             if not typed and not grows:
                 continue  # text has no types of its own: values that do not convert are quarantined
@@ -337,7 +340,8 @@ def _refuse_other_keys(table: OpenTable, known: TableSpec, given: Types) -> None
 
 def _types_without_effect(table: OpenTable, spec: TableSpec, given: Types) -> list[str]:
     """A warning for each type in the configuration that the stored type neither holds nor grows to."""
-    types = {name: spec.schema.field(name).type for name in given if name in spec.schema.names}
+    stored = dict(zip(spec.schema.names, spec.schema.types, strict=True))
+    types = {name: stored[name] for name in given if name in stored}
     return [
         f"column {name!r} stays {type_name(type_)}: [tables.{table.name}.schema] says {type_name(given[name])}, and "
         f"{type_name(type_)} can't be widened to that; rows with values that do not fit {type_name(type_)} go to quarantine"
@@ -362,7 +366,8 @@ def _dates_without_effect(declaration: Declaration, spec: TableSpec) -> list[str
 
 def _misspelt_types(declaration: Declaration, spec: TableSpec, given: Types) -> list[str]:
     """A warning for each type in the configuration that is given to a misspelt column."""
-    absent = [name for name in given if name not in spec.schema.names]
+    names = set(spec.schema.names)
+    absent = [name for name in given if name not in names]
     return [
         f"the table has no column {name!r}, to which [tables.{declaration.name}.schema] gives a type. Did you mean {close!r}?"
         for name, close in declaration.misspelt_columns(spec.schema.names, absent).items()
