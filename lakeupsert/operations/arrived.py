@@ -1,4 +1,4 @@
-"""What batches have brought to each partition, as `reconcile` knows it from its last proof.
+"""The rows that arrived in each partition, as `reconcile` knows them from its last proof.
 
 Reads     the newest of these objects
 Writes    one such object, once everything is proved and `PROVED_TOGETHER` batches came since the last one
@@ -24,7 +24,7 @@ PROVED_TOGETHER = 64
 
 
 class Arrived(msgspec.Struct, frozen=True, kw_only=True):
-    """What came to one partition.
+    """The rows that arrived in one partition.
 
     Attributes:
         last: the last batch that touches it; -1: none does.
@@ -39,7 +39,7 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = NO_ROWS
 
     def and_then(self, partition: str, due: Sequence[Link[LedgerEntry]], active: Collection[int]) -> "Arrived":
-        """With later entries that touch the partition. ``active``: those of them that count."""
+        """With later entries that touch the partition. ``active``: the batches that count."""
         touched = {link.number: link.body.touched[partition] for link in due}
         return Arrived(
             last=max(touched, default=self.last),
@@ -50,7 +50,7 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllArrived(msgspec.Struct, frozen=True, kw_only=True):
-    """What came to each partition up to a ledger entry. ``entry``: its write id, and so of all entries before it.
+    """The rows that arrived in each partition up to a ledger entry. ``entry``: its write id, which also identifies all before it.
 
     ``format`` is as in a chain's version.
     """
@@ -83,7 +83,7 @@ def newest_arrived(store: ObjectStore, batch: int) -> AllArrived:
         store.get(newest),
         AllArrived,
         partial(store.uri, newest),
-        "what batches have brought to each partition",
+        "the rows that arrived in each partition",
         next="delete that object: it only repeats what the ledger says, and `lakeupsert reconcile` writes it again",
     )
     refuse_newer(store.uri(newest), found.format)
@@ -99,7 +99,7 @@ def read_arrived(table: OpenTable, batch: int) -> AllArrived:
 
 
 def write_arrived(table: OpenTable, known: AllArrived, batch: int) -> None:
-    """Write what came up to ``batch``, which is proved, if that is worth an object."""
+    """Write the rows that arrived up to ``batch``, which are proved, if `PROVED_TOGETHER` batches are new."""
     if batch - known.up_to < PROVED_TOGETHER:
         return
     entries = table.history.entries(known.up_to, batch)

@@ -151,8 +151,8 @@ def reconcile(
     now = table.history.last_snapshot()
     known = read_arrived(table, now.body.batch) if now and host and not deep else NOT_KNOWN
     proof = prove(table, now, host, selected, progress, known) if now and host else []
-    is_whole = proof and now and not now.body.lagging and len(proof) == len(now.body.partitions)
-    if is_whole and all(p.balanced for p in proof):
+    is_whole = now is not None and not now.body.lagging and len(proof) == len(now.body.partitions)
+    if now and proof and is_whole and all(p.balanced for p in proof):
         write_arrived(table, known, now.body.batch)
     recomputed = None
     if deep and now:
@@ -306,7 +306,7 @@ def _bare(files: Sequence[DataFile]) -> list[DataFile]:
 
 
 def _prove_partition(manifest: Manifest, stored: StoredRows, arrived: Arrived, adopted: Touched | None) -> Proof:
-    """``arrived``: what this version should hold; ``adopted``: what batch 0 brought of that."""
+    """``arrived``: the rows that this version should hold; ``adopted``: the part of batch 0."""
     wrong = []
     if arrived.last not in (-1, manifest.merged):
         wrong.append(f"it is merged up to batch {manifest.merged}, but batch {arrived.last} touches it")

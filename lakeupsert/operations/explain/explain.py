@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
+from lakeupsert.operations.explain.entries import Entries
 from lakeupsert.operations.explain.rows import (
     AGE,
     FilePlace,
@@ -37,8 +38,8 @@ from lakeupsert.rows.buckets import hash_numbers
 from lakeupsert.rows.columns import columns_by_record
 from lakeupsert.rows.tojson import to_json_values
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import DATA, TableObjects, parse_partition, partition_scalars
-from lakeupsert.table.ledger import NOTHING, LedgerEntry, active_batches
+from lakeupsert.table.layout import parse_partition, partition_scalars
+from lakeupsert.table.ledger import NOTHING, LedgerEntry
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import FILE, PLACE, TableSpec
@@ -149,9 +150,10 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
             f"{named} and --partition {partition} name different partitions.",
             next="give the partition once",
         )
-    headers = table.history.headers(ledger.number) if ledger else []
-    search = _Search(table, RowSearch(table, spec, values), view, snapshot, headers, _first_there(table, headers))
-    later = table.history.entries(snapshot.body.batch if snapshot else -1, search.last)
+    search = _Search(
+        table, RowSearch(table, spec, values), view, snapshot, Entries.of(table, ledger.number if ledger else -1)
+    )
+    later = table.history.entries(snapshot.body.batch if snapshot else -1, search.entries.last)
     partitions = {p for link in later for p in link.body.touched}
     partitions |= view.snapshot.partitions.keys()
     wanted = sorted(p for p in partitions if wanted_values.items() <= partition_scalars(spec, p).items())
@@ -171,24 +173,10 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
     raise RefusedError(
         "key-not-found",
         f"Table {table.name!r} has no version of {text}. Searched: {where}, {search.rows.files} files, up to batch "
-        f"{search.last}" + describe_gone(search.gone, search.first) + ".",
+        f"{search.entries.last}" + describe_gone(search.gone, search.entries.first) + ".",
         next="check the value; `lakeupsert quarantine` shows refused rows, and `lakeupsert run` appends files that are "
         "in no batch yet",
     )
-
-
-def _first_there(table: OpenTable, headers: Sequence[LedgerEntry]) -> int:
-    """The first batch whose appended files may be there: a pack has the number of entries that there were before its own."""
-    store, kinds = table.resources.store, ("appended", "moved")
-    packs = [TableObjects.start_of(found.name) or 0 for kind in kinds for found in store.list(f"{DATA}/{kind}-")]
-    first = max(1, min(packs, default=len(headers)))
-    while first > 1 and not _had_files(headers[first - 1]):
-        first -= 1
-    return first
-
-
-def _had_files(entry: LedgerEntry) -> bool:
-    return entry.kind == "batch" and entry.statement is None and entry.rows_read > entry.rows_quarantined
 
 
 @dataclass(frozen=True)
@@ -255,38 +243,14 @@ class _Ranking:
 
 @dataclass
 class _Search:
-    """One key, looked for in one partition after the other.
-
-    Attributes:
-        headers: all ledger entries in short.
-        first: no appended file of a batch before this one is there.
-        gone: how many others were missing.
-    """
+    """One key, looked for in one partition after the other. ``gone``: how many appended files that entries name were missing."""
 
     table: OpenTable
     rows: RowSearch
     view: View
     snapshot: Link[Snapshot] | None
-    headers: Sequence[LedgerEntry]
-    first: int
+    entries: Entries
     gone: int = 0
-
-    @property
-    def last(self) -> int:
-        return len(self.headers) - 1
-
-    def entries(self, high: int) -> list[Link[LedgerEntry]]:
-        """Those up to ``high`` that may have files: the first one, statements, and the ones whose appended files may be there."""
-        older = [n for n, entry in enumerate(self.headers[: self.first]) if n == 0 or entry.statement is not None]
-        return [link for n in older for link in self.table.history.entries(n - 1, n)] + self.table.history.entries(
-            self.first - 1, high
-        )
-
-    def counts(self, up_to: int) -> set[int]:
-        """The batches that count there, the adopted files included."""
-        later = self.table.history.entries(self.last, up_to)
-        numbered = [*enumerate(self.headers), *((link.number, link.body) for link in later)]
-        return {0, *active_batches(numbered[: up_to + 1])}
 
     @property
     def spec(self) -> TableSpec:
@@ -298,9 +262,9 @@ class _Search:
         total = 0
         for partition in partitions:
             head, readers = self._versions(partition)
-            counts = self.counts(self.last)
+            counts = self.entries.counting(self.entries.last)
             merged = merged_up_to(partition, head, self.snapshot.body if self.snapshot else None)
-            entries = self.table.history.entries(merged, self.last)
+            entries = self.table.history.entries(merged, self.entries.last)
             pending = [link for link in entries if link.number in counts and partition in link.body.touched]
             folders = partition_scalars(self.spec, partition)
             some, count = self.rows.matches(partition, readers, head, pending, folders, MOST_MATCHES - len(found))
@@ -327,7 +291,7 @@ class _Search:
     def explain(self, partition: str) -> ExplainedPartition | None:
         """The key in one partition; None if it is not there."""
         head, readers = self._versions(partition)
-        entries = self.entries(max(self.last, head.body.merged if head else -1))
+        entries = self.entries.with_files(max(self.entries.last, head.body.merged if head else -1))
         self._follow_renames(entries, head)
         found = self._find(partition, entries)
         self.gone += len(found.gone)
@@ -344,7 +308,7 @@ class _Search:
             if row in copies and copies[row].object != row.object:
                 versions.append(self._version(row, copies[row], outcome))
         seen = next((row for row, outcome in outcomes.items() if outcome == "shown"), None)
-        unseen = describe_unseen(found.settled_of_key, found.settled, found.gone, self.first)
+        unseen = describe_unseen(found.settled_of_key, found.settled, found.gone, self.entries.first)
         return ExplainedPartition(
             partition=partition,
             versions=tuple(versions),
@@ -355,7 +319,7 @@ class _Search:
             settled=found.settled,
             settled_of_key=found.settled_of_key,
             gone=found.gone,
-            gone_before=self.first,
+            gone_before=self.entries.first,
         )
 
     def _follow_renames(self, entries: Sequence[Link[LedgerEntry]], head: Link[Manifest] | None) -> None:
@@ -400,10 +364,8 @@ class _Search:
         readers: Link[Manifest] | None,
     ) -> _Ranking:
         merged = head.body.merged if head else -1
-        counts = self.counts(merged)
-        # What decides over a row came after it, and only full extracts do.
-        since = min((row.age for row in rows), default=merged + 1) if any(e.full for e in self.headers) else merged + 1
-        decide = self.table.history.entries(since - 1, merged)
+        counts = self.entries.counting(merged)
+        decide = self.entries.that_decide([row.age for row in rows], merged)
         counted = [link for link in decide if link.number in counts and partition in link.body.touched]
         counting = [row for row in rows if row.age in counts]
         outcomes: dict[KeyRow, Outcome] = {
@@ -435,7 +397,7 @@ class _Search:
         if self.spec.mode == "rows" or seen is None or seen not in rows:
             return {}
         merged = shown[seen].age
-        counts = self.counts(merged)
+        counts = self.entries.counting(merged)
         rows = [row for row in rows if row.age <= merged and (row.link is None or row.link.number in counts)]
         names = columns_by_record(pa.concat_tables([row.values for row in rows]), self.spec, (AGE.name, FILE, PLACE))
         return {row: tuple(columns) for row, columns in zip(rows, names, strict=True) if columns}
