@@ -13,9 +13,11 @@ starts within milliseconds and shares nothing with the test. ``spawn`` starts a 
 
 import faulthandler
 import os
+import select
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -54,20 +56,22 @@ class Strike:
     kind: str | tuple[str, ...] = ""
     number: int = 0
     when: Literal["before", "after"] = "before"
-    act: Literal["kill", "hold"] = "kill"
+    act: Literal["kill", "hold", "stop"] = "kill"  # stop: SIGSTOP, until somebody sends SIGCONT
 
 
 class LakeProcess:
     """A process in its own session that runs the requested steps on a lake, one after the other.
 
-    Steps are `append`, `dedupe`, `publish`, `run` and `vacuum` of `Table` with their options (default host: local), and those
-    of `STEPS`. Leaving the block kills the process and everything it started.
+    Steps are `append`, `dedupe`, `publish`, `redrive`, `run` and `vacuum` of `Table` with their options (default host: local),
+    and those of `STEPS`. Leaving the block kills the process and everything it started.
     """
 
-    def __init__(self, lake: Lake, start: Literal["forkserver", "spawn"] = "forkserver") -> None:
+    def __init__(
+        self, lake: Lake, start: Literal["forkserver", "spawn"] = "forkserver", env: Mapping[str, str] = {}
+    ) -> None:
         self._pipe, theirs = _server.Pipe()
         context: Any = _server if start == "forkserver" else get_context(start)  # no common type has `Process`
-        self._process = context.Process(target=_serve, args=(theirs, dict(os.environ), lake.root, lake.given))
+        self._process = context.Process(target=_serve, args=(theirs, {**os.environ, **env}, lake.root, lake.given))
         self._process.start()
         theirs.close()
         self._expect("ready")
@@ -191,8 +195,9 @@ class _ActingPoints(Points):
 
     def prepare(self, strike: Strike | None) -> None:
         self.disarm()
+        self._kind = "\0"  # or it would remember the names of all its calls
         if strike is not None:
-            self._act = _die if strike.act == "kill" else self._wait
+            self._act = {"kill": _die, "stop": _stop, "hold": self._wait}[strike.act]
             self.arm(strike.number, Fault.BEFORE if strike.when == "before" else Fault.AFTER, strike.kind)
 
     @contextmanager
@@ -217,9 +222,15 @@ def _die(name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _stop(name: str) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def _serve(pipe: Connection, environment: dict[str, str], root: Path, given: dict[str, Any]) -> None:
     os.setsid()
     faulthandler.enable()  # if a library crashes, prints where each thread was
+    if "faketime" in os.environ.get("LD_PRELOAD", ""):  # its 0.9.10 fails sleeps of the monotonic clock
+        time.sleep = partial(select.select, (), (), ())
     os.environ.update(environment)  # the server has the environment of the first test
     lake = Lake(root, **given)
     points = lake.points = _ActingPoints(pipe)
@@ -272,7 +283,7 @@ def _watch(lake: Lake, until: int) -> list[tuple[int, int, Any]]:
 
 
 STEPS: dict[str, Callable[..., Any]] = {
-    **{name: partial(_of_table, name) for name in ("append", "dedupe", "publish", "run", "vacuum")},
+    **{name: partial(_of_table, name) for name in ("append", "dedupe", "publish", "redrive", "run", "vacuum")},
     "repeat": _repeat,
     "work": _work,
     "watch": _watch,

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from lakeupsert import clock
 from tests.harness.servers import HOST, Server
 
-Act = Literal["lose", "cut", "delay", "hold", "answer"]
+Act = Literal["lose", "cut", "sever", "delay", "hold", "answer"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Rule:
 
     Attributes:
         act: `lose` lets the server act and closes the connection without an answer. `cut` closes it in the middle of the
-            answer's body. `delay` waits before it asks the server, `hold` waits until `FaultProxy.go`. `answer` answers in
-            place of the server.
+            answer's body. `sever` does so in the middle of the request's body. `delay` waits before it asks the server, `hold`
+            waits until `FaultProxy.go`. `answer` answers in place of the server.
         method, path: regular expressions. ``method`` matches the whole method; ``path`` matches anywhere in path and query
             (percent-decoded) or in the operation, which SQS names in a header.
         having: strike only requests with this header, for example `if-none-match`, or with one whose value matches, for example
@@ -167,17 +167,19 @@ class FaultProxy:
                 self.holds.set()
                 self._go.wait()
         instead = next((rule for rule in rules if rule.act == "answer"), None)
+        acts = {rule.act for rule in rules}
         if instead is None:
             connection = HTTPConnection(HOST, self.upstream)
-            connection.request(method, path, body, {**headers, "connection": "close"})
-            response = connection.getresponse()
-            status, answer, answer_headers = response.status, response.read(), response.getheaders()
+            sent = body[: len(body) // 2] if "sever" in acts else body
+            connection.request(method, path, sent, {**headers, "connection": "close"})
+            if "sever" not in acts:
+                response = connection.getresponse()
+                status, answer, answer_headers = response.status, response.read(), response.getheaders()
             connection.close()
         else:
             answer, answer_headers = instead.body, [("Content-Type", instead.content_type), *instead.headers.items()]
-        acts = {rule.act for rule in rules}
         self.log.append(Event(method, path, conditional, tuple(rule.act for rule in rules), status, len(answer)))
-        if "lose" in acts:
+        if acts & {"lose", "sever"}:
             request.close_connection = True
             return
         request.send_response(instead.status if instead else status or 0)
