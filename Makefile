@@ -226,7 +226,7 @@ test-damage: setup ## every object of six small tables missing, empty, cut, and 
 test-random: setup ## random tables, feeds and state machines with thirty times the examples of `make test`; two hours
 	@RANDOM_TIMES=30 $(BIN)/pytest tests/property
 
-test-chaos: setup servers ## six workers on a cloud, one killed every five seconds, answers lost; CHAOS_ARGS="--cloud azure --minutes 4"
+test-chaos: setup servers ## workers that die and stall, full disks, wrong clocks, 503, lost answers, cut bodies; CHAOS_ARGS="--cloud azure --minutes 60"
 	@$(BIN)/python -m tests.harness.chaos $(CHAOS_ARGS)
 
 test-big: setup ## a Spark driver of 512 MB, a worker of 1 GB with a partition of 4 GB, a partition of 128 buckets; several minutes, 12 GB of disk

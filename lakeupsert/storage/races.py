@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from lakeupsert import clock
-from lakeupsert.storage.base import NotFoundError, ObjectStore, UnknownOutcomeError
+from lakeupsert.storage.base import NotFoundError, ObjectStore, StoreUnavailableError, UnknownOutcomeError
 
 WRITERS = 8
 """Threads that race to create each object."""
@@ -70,5 +70,11 @@ def _winners(store: ObjectStore, name: str, answers: dict[bytes, bool | None]) -
         stored = b""
     won = [body for body, answer in answers.items() if answer]
     unknown = [body for body, answer in answers.items() if answer is None]
+    if not stored and len(unknown) == len(answers):  # of a store that is away or full, nothing is shown
+        raise StoreUnavailableError(
+            "store-unreachable",
+            f"{store.uri(name)}: none of {len(answers)} creates was answered, and nothing is stored. Earlier commits are untouched.",
+            next="check that the store can be reached and has space, then run the same command again",
+        )
     right = [stored] == (won or [body for body in unknown if body == stored])
     return None if right else len(won)

@@ -7,7 +7,7 @@ import boto3
 import pytest
 
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.storage import LocalStore, open_store, races, remote
+from lakeupsert.storage import LocalStore, StoreUnavailableError, UnknownOutcomeError, open_store, races, remote
 from tests.harness.lake import Lake, row
 from tests.harness.motoserver import LOSES_RACES
 from tests.harness.proxy import FaultProxy
@@ -118,3 +118,13 @@ def test_race_whose_stored_bytes_are_no_winners_is_wrong(tmp_path: Path, answer:
     first = iter([answer])
     wrong = races.race(store, lambda name, body: next(first, False), ["a"])
     assert wrong is not None
+
+
+def test_store_that_answers_no_create_loses_no_races(tmp_path: Path) -> None:
+    """As of a server whose disk fills up during the races: it was refused with the advice to use another server."""
+
+    def create(name: str, body: bytes) -> bool:
+        raise UnknownOutcomeError(name)
+
+    with pytest.raises(StoreUnavailableError, match="none of 8 creates was answered"):
+        races.race(LocalStore(tmp_path), create, ["a"])

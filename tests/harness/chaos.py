@@ -38,7 +38,7 @@ from lakeupsert import clock
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from tests.harness.lake import Lake, row
 from tests.harness.machine import Disk, Usage, fake_clocks, is_flat, is_stopped, small_disk, thirds, usage_of
-from tests.harness.processes import PATIENCE_SECONDS, Died, LakeProcess, Strike
+from tests.harness.processes import PATIENCE_SECONDS, Died, LakeProcess, Strike, wait_until
 from tests.harness.proxy import FaultProxy, Rule, fault_proxy, refuse
 from tests.harness.servers import CLOUDS
 
@@ -177,13 +177,16 @@ class Chaos:
         }
 
     def run(self, seconds: float) -> None:
-        begun = clock.elapsed()
-        strike_at = sample_at = begun + STRIKE_SECONDS
-        episodes = self._episodes(begun, seconds)
         with ExitStack() as stack:
             stack.callback(self._end)
-            writer = self._start("append", steady=True)
             self._land()
+            writer = self._start("append", steady=True)
+            wait_until(writer.process.answered, "the first batch")  # it first proves that the server is fit, for long
+            if self.proxy:
+                self.proxy.rules = RULES
+            begun = clock.elapsed()
+            strike_at = sample_at = begun + STRIKE_SECONDS
+            episodes = self._episodes(begun, seconds)
             while True:
                 now = clock.elapsed()
                 over = now - begun > seconds and not self.missing()
@@ -225,6 +228,8 @@ class Chaos:
         return member
 
     def _end(self) -> None:
+        if self.proxy:
+            self.proxy.rules = ()
         for member in {*self._steady, *self._workers}:
             member.process.__exit__()
 
@@ -362,12 +367,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         clocks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clocks-")))  # the disk may be full
         may_fake = fake_clocks()
         disk = stack.enter_context(small_disk())
-        settings: dict[str, object] = {"superseded_retention": "0s", "keep_snapshots": 3}
+        settings: dict[str, object] = {"superseded_retention": "0s", "keep_snapshots": 1}
         env: Mapping[str, str] = {}
         cloud = proxy = None
         if given.cloud != "local":
             cloud = stack.enter_context(CLOUDS[given.cloud]())
-            proxy = stack.enter_context(fault_proxy(cloud.store, *RULES, seed=given.seed))
+            proxy = stack.enter_context(fault_proxy(cloud.store, seed=given.seed))
             os.environ.update(cloud.env)
             env, root = proxy.server.env, cloud.store.new_place("lake")
         for lacks, how in ((not disk.small, "mount a tmpfs"), (not may_fake, "load libfaketime (apt install faketime)")):
