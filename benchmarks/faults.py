@@ -6,10 +6,11 @@ Reads     nothing; needs the servers that `make servers` installs
 Writes    a new table for each side, in a bucket of versitygw; deleted at the end
 Repeat    safe
 
-Each night updates a third of the keys and has new ones, of which no later night knows. The job that merges it reaches the store
-through a proxy that loses one answer in fifty after the store acted, and cuts one body in a hundred. Every second night has another fault
-at a request that chance chooses: the job is killed (SIGKILL); it stops there (SIGSTOP) until another one has merged this night
-and the next, and then continues; the store answers 503 for ten seconds. A job that failed is started again, as a scheduler does.
+Each night updates a third of the keys and has new ones, of which no later night knows. The job that merges it reaches the
+store through a proxy that loses one answer in fifty after the store acted, and cuts one body in a hundred. Every second night
+has another fault at a request that chance chooses: the job is killed (SIGKILL); it stops there (SIGSTOP) until another one has
+merged this night and the next, and then continues; the store answers 503 for ten seconds. A job that failed is started again,
+as a scheduler does.
 
 Meanwhile a reader, whom no fault strikes, reads the whole table again and again. A read is wrong if its rows are those of no
 night that was merged or being merged.
@@ -30,13 +31,12 @@ from itertools import cycle
 from multiprocessing import get_context
 from typing import Any, Protocol
 
+import boto3
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
-from pyarrow.fs import S3FileSystem
 
 from lakeupsert import Table, clock
 from lakeupsert.config import TableSettings
@@ -48,7 +48,7 @@ from lakeupsert.storage import open_store
 from tests.harness.proxy import FaultProxy, Rule, fault_proxy, refuse
 from tests.harness.servers import aws
 
-DAYS, KEYS = 8, 60
+DATES, KEYS = [date(2020, 1, 1) + timedelta(days=n) for n in range(8)], 60
 RULES = (Rule("lose", chance=0.02), Rule("cut", "GET", chance=0.01), Rule("sever", "PUT|POST", chance=0.01))
 OUTAGE_SECONDS = 10.0
 LEASE_SECONDS = 10.0
@@ -60,8 +60,7 @@ Rows = list[tuple[Any, ...]]
 
 def rows_of(night: int) -> pa.Table:
     keys = [f"k{i:03}" for i in range(night % 3, KEYS, 3 if night else 1)] + [f"n{night:03}-{i}" for i in range(3)]
-    days = [date(2020, 1, 1) + timedelta(days=n) for n in range(DAYS)]
-    return pa.Table.from_pylist([{"d": d, "k": k, "ts": night, "v": night} for d in days for k in keys], SCHEMA)
+    return pa.Table.from_pylist([{"d": d, "k": k, "ts": night, "v": night} for d in DATES for k in keys], SCHEMA)
 
 
 def canonical(rows: pa.Table) -> Rows:
@@ -82,36 +81,31 @@ class Side(Protocol):
 
 
 class Naive:
-    """For each partition of the night: read it, merge, overwrite it in place."""
+    """For each partition of the night: read its file, merge, overwrite it in place by one put, which is atomic."""
 
     def __init__(self, root: str) -> None:
-        self.root = root.removeprefix("s3://")
+        self.bucket, _, self.prefix = root.removeprefix("s3://").partition("/")
 
     def merge(self, night: int) -> None:
-        new = rows_of(night)
+        s3, new = boto3.client("s3"), rows_of(night)
         for day in new["d"].unique():
-            stored = self._dataset(self._store()).to_table(ds.field("d") == day).select(SCHEMA.names) if night else SCHEMA.empty_table()
-            both = pa.concat_tables([stored, new.filter(pc.equal(new["d"], day))])  # noqa: F841 - read below
-            newest = "FROM both QUALIFY row_number() OVER (PARTITION BY k ORDER BY ts DESC) = 1 ORDER BY k"
-            ds.write_dataset(
-                duckdb.sql(newest).to_arrow_table(),
-                self.root,
-                filesystem=self._store(),
-                format="parquet",
-                partitioning=ds.partitioning(pa.schema([SCHEMA.field("d")]), flavor="hive"),
-                existing_data_behavior="delete_matching",
-            )
+            stored = self._stored(s3, day.as_py()) if night else SCHEMA.empty_table()
+            found = pa.concat_tables([stored, new.filter(pc.equal(new["d"], day))])  # noqa: F841 - read below
+            newest = "FROM found QUALIFY row_number() OVER (PARTITION BY k ORDER BY ts DESC) = 1 ORDER BY k"
+            data = io.BytesIO()
+            pq.write_table(duckdb.sql(newest).to_arrow_table().cast(SCHEMA), data)
+            s3.put_object(Bucket=self.bucket, Key=self._key(day.as_py()), Body=data.getvalue())
 
     def read(self) -> pa.Table:
-        return self._dataset(self._store()).to_table()
+        s3 = boto3.client("s3")
+        return pa.concat_tables([self._stored(s3, day) for day in DATES])
 
-    def _dataset(self, store: S3FileSystem) -> ds.Dataset:
-        partitioning = ds.partitioning(pa.schema([SCHEMA.field("d")]), flavor="hive")
-        return ds.dataset(self.root, SCHEMA, filesystem=store, format="parquet", partitioning=partitioning)
+    def _key(self, day: date) -> str:
+        return f"{self.prefix}/d={day}/part-0.parquet"
 
-    def _store(self) -> S3FileSystem:
-        server = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
-        return S3FileSystem(endpoint_override=server, scheme="http", region=os.environ["AWS_DEFAULT_REGION"])
+    def _stored(self, s3: Any, day: date) -> pa.Table:
+        data = s3.get_object(Bucket=self.bucket, Key=self._key(day))["Body"].read()
+        return pq.read_table(io.BytesIO(data)).cast(SCHEMA)
 
 
 class DeltaRs:
@@ -121,7 +115,11 @@ class DeltaRs:
         self.root = root
 
     def _options(self) -> dict[str, str]:
-        return {"AWS_ALLOW_HTTP": "true", "AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"], "aws_conditional_put": "etag"}
+        return {
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"],
+            "aws_conditional_put": "etag",
+        }
 
     def merge(self, night: int) -> None:
         if night == 0:
@@ -141,9 +139,7 @@ class Ours:
     def __init__(self, root: str) -> None:
         schema = {"d": "date", "k": "string", "ts": "bigint", "v": "bigint"}
         zones = {"landing": f"{root}/landing", "processed": f"{root}/processed", "queue": "sqs://ours"}
-        self.settings = TableSettings(
-            **zones, key=("k",), partition_by=("d",), order_by=("ts",), schema=schema
-        )
+        self.settings = TableSettings(**zones, key=("k",), partition_by=("d",), order_by=("ts",), schema=schema)
 
     def land(self, night: int) -> None:
         data = io.BytesIO()
@@ -185,7 +181,7 @@ class Trial:
         self.counts: Counter[str] = Counter()
         self.merged = self.begun = 0
         self._stopped: Any = None
-        self._faults = cycle(FAULTS)
+        self._faults, self._requests = cycle(FAULTS), 2  # so many requests had the last night without another fault
         self._over = threading.Event()
 
     def run(self, nights: int) -> None:
@@ -217,7 +213,8 @@ class Trial:
         return canonical(self.side.read())
 
     def _night(self, night: int) -> None:
-        fault, at = next(self._faults), self.chance.randrange(1, 60)
+        fault = planned = next(self._faults)
+        at = self.chance.randrange(1, self._requests)
         waiting, self._stopped = self._stopped, None
         self.proxy.log.clear()
         job = self._start(night)
@@ -241,6 +238,8 @@ class Trial:
             if job.exitcode != -signal.SIGKILL:
                 self.counts["failed jobs"] += 1
             job = self._start(night)
+        if planned is None:
+            self._requests = max(2, len(self.proxy.log))
         self.proxy.rules = RULES
         assert job.exitcode == 0, f"night {night} never ends"
         if waiting is not None:
@@ -264,6 +263,7 @@ class Trial:
 
     def _read(self) -> None:
         while not self._over.is_set():
+            clock.sleep(0.1)
             low = self.merged
             self.counts["reads"] += 1
             try:
@@ -282,7 +282,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--nights", type=int, default=60)
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args(arguments)
-    names = ("rows", "lost", "doubled", "reads", "failed reads", "wrong reads", "failed jobs", "SIGKILL", "SIGSTOP", "503")
+    names = (
+        "rows",
+        "lost",
+        "doubled",
+        "reads",
+        "failed reads",
+        "wrong reads",
+        "failed jobs",
+        "SIGKILL",
+        "SIGSTOP",
+        "503",
+    )
     print("| side |", " | ".join(names), "|")
     with aws() as cloud, fault_proxy(cloud.store, *RULES, seed=given.seed) as proxy:
         os.environ.update(cloud.env)

@@ -73,7 +73,8 @@ def _winners(store: ObjectStore, name: str, answers: dict[bytes, bool | None]) -
     if not stored and len(unknown) == len(answers):  # of a store that is away or full, nothing is shown
         raise StoreUnavailableError(
             "store-unreachable",
-            f"{store.uri(name)}: none of {len(answers)} creates was answered, and nothing is stored. Earlier commits are untouched.",
+            f"{store.uri(name)}: none of {len(answers)} creates was answered, and nothing is stored. "
+            "Earlier commits are untouched.",
             next="check that the store can be reached and has space, then run the same command again",
         )
     right = [stored] == (won or [body for body in unknown if body == stored])

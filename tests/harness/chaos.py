@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from signal import SIGCONT, SIGKILL
+from typing import Any
 
 from lakeupsert import clock
 from lakeupsert.errors import LakeupsertError, TryAgainError
@@ -52,7 +53,7 @@ STRIKE_SECONDS = 5.0
 STOP_SECONDS = 1.5 * LEASE_SECONDS
 RESTART_SECONDS = 3.0
 """Until a process that gave up begins again, as a container would."""
-OPTIONS: dict[str, dict[str, object]] = {"work": {"lease_seconds": LEASE_SECONDS}, "vacuum": {"dry": False}}
+OPTIONS: dict[str, dict[str, Any]] = {"work": {"lease_seconds": LEASE_SECONDS}, "vacuum": {"dry": False}}
 SAMPLE_SECONDS = 1.0
 MANIFEST = "create _lakeupsert/partitions"
 STRIKES = [
@@ -204,7 +205,9 @@ class Chaos:
                     self._sample()
                 if not self.disk.is_full and self._go_on(writer, over=over):
                     return
-                assert now - begun < 2 * seconds + 5 * PATIENCE_SECONDS, f"the run does not end: {self.missing()}, {self.hits}"
+                assert now - begun < 2 * seconds + 5 * PATIENCE_SECONDS, (
+                    f"the run does not end: {self.missing()}, {self.hits}"
+                )
                 clock.sleep(0.02)
 
     def _episodes(self, begun: float, seconds: float) -> list[Episode]:
@@ -375,7 +378,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             proxy = stack.enter_context(fault_proxy(cloud.store, seed=given.seed))
             os.environ.update(cloud.env)
             env, root = proxy.server.env, cloud.store.new_place("lake")
-        for lacks, how in ((not disk.small, "mount a tmpfs"), (not may_fake, "load libfaketime (apt install faketime)")):
+        for lacks, how in (
+            (not disk.small, "mount a tmpfs"),
+            (not may_fake, "load libfaketime (apt install faketime)"),
+        ):
             if lacks:
                 print(f"left out, as this user can't {how}: see the counts", file=sys.stderr)
         for number in range(given.runs):
@@ -385,9 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 settings["queue"] = cloud.queue(name)
             lake = Lake(disk.folder / name, **settings)
             begun = clock.elapsed()
-            chaos = Chaos(
-                lake, env, proxy, disk, clocks if may_fake else None, random.Random(given.seed + number)
-            )
+            chaos = Chaos(lake, env, proxy, disk, clocks if may_fake else None, random.Random(given.seed + number))
             chaos.run(given.minutes * 60)
             seconds = clock.elapsed() - begun
             lake.reopen()

@@ -25,7 +25,9 @@ class Usage:
     files: float
 
     def __str__(self) -> str:
-        return f"{self.megabytes:.0f} MB, {self.descriptors:g} descriptors, {self.threads:g} threads, {self.files:g} files"
+        return (
+            f"{self.megabytes:.0f} MB, {self.descriptors:g} descriptors, {self.threads:g} threads, {self.files:g} files"
+        )
 
 
 ROOM = Usage(megabytes=24, descriptors=4, threads=2, files=0)

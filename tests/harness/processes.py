@@ -226,11 +226,15 @@ def _stop(name: str) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def _sleep(seconds: float) -> None:
+    select.select((), (), (), seconds)
+
+
 def _serve(pipe: Connection, environment: dict[str, str], root: Path, given: dict[str, Any]) -> None:
     os.setsid()
     faulthandler.enable()  # if a library crashes, prints where each thread was
     if "faketime" in os.environ.get("LD_PRELOAD", ""):  # its 0.9.10 fails sleeps of the monotonic clock
-        time.sleep = partial(select.select, (), (), ())
+        time.sleep = _sleep
     os.environ.update(environment)  # the server has the environment of the first test
     lake = Lake(root, **given)
     points = lake.points = _ActingPoints(pipe)

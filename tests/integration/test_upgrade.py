@@ -113,7 +113,13 @@ def write_config(lake: Lake, **settings: object) -> Path:
 
 def land(lake: Lake, number: int, chance: random.Random) -> None:
     rows = [
-        row(f"k{chance.randrange(KEYS):02}", day, chance.randrange(9), 10 * number + n, op=chance.choice((None, None, "D")))
+        row(
+            f"k{chance.randrange(KEYS):02}",
+            day,
+            chance.randrange(9),
+            10 * number + n,
+            op=chance.choice((None, None, "D")),
+        )
         for day in range(DAYS)
         for n in range(5)
     ]
