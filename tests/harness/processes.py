@@ -24,7 +24,7 @@ from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
@@ -226,8 +226,8 @@ def _stop(name: str) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _sleep(seconds: float) -> None:
-    select.select((), (), (), seconds)
+def _sleep(seconds: float | SupportsIndex) -> None:
+    select.select((), (), (), float(seconds))
 
 
 def _serve(pipe: Connection, environment: dict[str, str], root: Path, given: dict[str, Any]) -> None:
