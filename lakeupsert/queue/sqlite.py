@@ -30,7 +30,8 @@ from lakeupsert.retries import BUSY_PAUSE_SECONDS, BUSY_SECONDS, SQLITE_READS
 Found = TypeVar("Found")
 
 _SCHEMA = (
-    # id: order of sending; visible_at: seconds since 1970; token, owner: of the last receive, until it is answered (they stay
+    # id: order of sending; visible_at: seconds since 1970, or 0: the clock may be set back later
+    # token, owner: of the last receive, until it is answered (they stay
     # after the lease's time: an ack is valid until somebody else receives); buried: why it is a dead letter, else null
     """CREATE TABLE IF NOT EXISTS messages (
         id INTEGER PRIMARY KEY, body TEXT NOT NULL, visible_at REAL NOT NULL, receives INTEGER NOT NULL DEFAULT 0,
@@ -58,8 +59,7 @@ class SqliteQueue:
         if not bodies:  # sending nothing needs no write permission
             return
         with self._transaction() as db:
-            now = clock.now().timestamp()
-            db.executemany("INSERT INTO messages (body, visible_at) VALUES (?, ?)", [(body, now) for body in bodies])
+            db.executemany("INSERT INTO messages (body, visible_at) VALUES (?, 0)", [(body,) for body in bodies])
 
     def receive(self, limit: int, lease_seconds: float, wait_seconds: float = 0.0) -> list[Lease]:
         me = _this_process()
@@ -98,7 +98,7 @@ class SqliteQueue:
         return self._answer(lease, "DELETE FROM messages")
 
     def release(self, lease: Lease, delay_seconds: float = 0.0) -> bool:
-        visible_at = clock.now().timestamp() + delay_seconds
+        visible_at = clock.now().timestamp() + delay_seconds if delay_seconds else 0.0
         return self._answer(lease, "UPDATE messages SET visible_at = ?, token = NULL, owner = NULL", visible_at)
 
     def bury(self, lease: Lease, reason: str) -> bool:
@@ -143,12 +143,11 @@ class SqliteQueue:
     def redrive(self, again: Collection[Message], drop: Collection[Message] = ()) -> tuple[int, int]:
         again, drop = frozenset(again), frozenset(drop)
         with self._transaction() as db:
-            now = clock.now().timestamp()
             rows = db.execute("SELECT id, body FROM messages WHERE buried IS NOT NULL").fetchall()
             letters = [(id_, _decode(body)) for id_, body in rows]
-            again_rows = [(now, id_) for id_, message in letters if message in again]
+            again_rows = [(id_,) for id_, message in letters if message in again]
             dropped_rows = [(id_,) for id_, message in letters if message in drop]
-            db.executemany("UPDATE messages SET visible_at = ?, receives = 0, buried = NULL WHERE id = ?", again_rows)
+            db.executemany("UPDATE messages SET visible_at = 0, receives = 0, buried = NULL WHERE id = ?", again_rows)
             db.executemany("DELETE FROM messages WHERE id = ?", dropped_rows)
         return len(again_rows), len(dropped_rows)
 

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.queue import Message, QueueStats, SqliteQueue, open_queue, sqlite
 from lakeupsert.testing.queue_contract import HOLD, WorkQueueContract, drain, message, messages
@@ -53,6 +55,22 @@ def queue(tmp_path: Path) -> Iterator[SqliteQueue]:
     queue = SqliteQueue(tmp_path / "queue.sqlite")
     yield queue
     queue.close()
+
+
+class HoursAhead(clock.Source):
+    def now(self) -> datetime:
+        return super().now() + timedelta(hours=3)
+
+
+def test_message_of_a_process_whose_clock_is_ahead_waits_for_nobody(queue: SqliteQueue) -> None:
+    """It was hidden until the clocks of all workers had got there."""
+    with clock.use(HoursAhead()):
+        queue.send(messages(3))
+        dead, back = queue.receive(2, HOLD)
+        queue.release(back)
+        queue.bury(dead, "it failed")
+        queue.redrive([dead.message])
+    assert len(queue.receive(3, HOLD)) == 3
 
 
 # -- processes

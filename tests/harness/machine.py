@@ -46,7 +46,7 @@ class Disk:
     @contextmanager
     def full(self) -> Iterator[None]:
         """While the block runs there is no room on it."""
-        while not self._resize(str((lambda s: (s.f_blocks - s.f_bfree) * s.f_frsize)(os.statvfs(self.folder)))):
+        while not self._resize(str(shutil.disk_usage(self.folder).used)):
             pass  # somebody wrote something meanwhile
         self.is_full = True
         try:
