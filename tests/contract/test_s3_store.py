@@ -368,6 +368,15 @@ def test_body_that_always_breaks_off_is_unavailable(store: ObjectStore, proxy: F
         store.get("a")
 
 
+@pytest.mark.core
+def test_absence_whose_answer_breaks_off_is_asked_for_again(store: ObjectStore, proxy: FaultProxy) -> None:
+    """The cut answer has no code of S3, and was taken as a refusal."""
+    proxy.rules = (Rule("cut", "GET", times=1),)
+    with pytest.raises(NotFoundError):
+        store.get("gone")
+    assert proxy.struck("cut") == 1
+
+
 def test_failure_while_arrow_reads_keeps_its_class(store: ObjectStore, proxy: FaultProxy) -> None:
     table = pa.table({"a": np.random.default_rng(1).random(200_000), "b": range(200_000)})
     write_parquet(store, "b.parquet", table)
