@@ -27,24 +27,27 @@ class Readers:
 
         Raises EndedError if the body ends its reader, or TryAgainError if somebody else has ended two of them.
         """
+        seconds = READ_BODY_SECONDS + size / BYTES_A_SECOND
         with self._turns:
-            child = self._idle.pop() if self._idle else Child()
-            for is_last in (False, True):
-                try:
-                    found = child.call(READ_BODY_SECONDS + size / BYTES_A_SECOND, function, *args)
-                except KilledError as e:
-                    if is_last:
-                        raise TryAgainError("worker-died", f"{e} Nothing was stored.", next=LATER) from e
-                    child = Child()
-                    continue
-                except EndedError:
-                    raise
-                except Exception:  # the function's
-                    self._idle.append(child)
-                    raise
-                break
-            self._idle.append(child)  # else its answer is still to come, and would be the next body's
-            return found
+            try:
+                return self._ask(self._idle.pop() if self._idle else Child(), seconds, function, *args)
+            except KilledError:
+                pass
+            try:
+                return self._ask(Child(), seconds, function, *args)
+            except KilledError as e:
+                raise TryAgainError("worker-died", f"{e} Nothing was stored.", next=LATER) from e
+
+    def _ask(self, child: Child, seconds: float, function: Callable[..., Found], *args: object) -> Found:
+        try:
+            found = child.call(seconds, function, *args)
+        except EndedError:
+            raise
+        except Exception:  # the function's
+            self._idle.append(child)
+            raise
+        self._idle.append(child)  # else its answer is still to come, and would be the next body's
+        return found
 
 
 READERS = Readers()

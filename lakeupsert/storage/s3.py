@@ -362,7 +362,9 @@ class S3Store(ServerStore):
         what = f"{operation} was answered {status} {code}: {message}"
         if status in (429, 503) or code == "SlowDown":
             return too_many_requests(self.uri(name), what)
-        if status >= 500 or status == 409 or code in ("RequestTimeout", "400", "404"):  # a body that broke off has no code
+        if (
+            status >= 500 or status == 409 or code in ("RequestTimeout", "400", "404")
+        ):  # a body that broke off has no code
             return unreachable(self.uri(name), what)
         return self._refusal(operation, name, code, message)
 
