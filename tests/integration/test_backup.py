@@ -326,7 +326,7 @@ def test_recover_with_several_specs_breaks_off_among_them(tmp_path: Path) -> Non
     lake.table.rename_column("w", "v")
     lake.table.backup(str(copy))
     lost(lake)
-    lake.points.arm(0, Fault.KILL_AFTER, "put _lakeupsert/spec")
+    lake.points.arm(0, Fault.KILL_AFTER, "create _lakeupsert/spec")
     with contextlib.suppress(Killed):
         lake.table.recover(str(copy))
     assert lake.points.struck is not None
