@@ -32,6 +32,7 @@ from lakeupsert.operations.rebuild.remains import (
     Remains,
     StoredFile,
     find_remains,
+    is_of_rebuild,
     read_stored_file,
     settle_by_merge,
 )
@@ -44,7 +45,7 @@ from lakeupsert.rows.floor import Extract
 from lakeupsert.storage import ObjectStore, open_store
 from lakeupsert.storage.two import TwoStores
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import DATA, ERASURES, HOME, OWN_NAMES, QUARANTINE, WHOLE_TABLE
+from lakeupsert.table.layout import DATA, ERASURES, HOME, QUARANTINE, WHOLE_TABLE
 from lakeupsert.table.ledger import LedgerEntry, Touched
 from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, Counters, DataFile, add_digests
 from lakeupsert.table.spec import RESERVED, TableSpec, field_id
@@ -152,10 +153,10 @@ def rebuild(
 def _refuse_place(table: OpenTable, address: str) -> None:
     """Raises ConfigurationError unless the folder is empty, apart from what a call that broke off has left."""
     store = table.resources.store
-    others = (f.name for f in store.list("") if not (f.name.startswith(f"{HOME}/") or OWN_NAMES.fullmatch(f.name)))
-    found = ""
-    if canonical_address(address) == canonical_address(table.settings.processed):
-        found = "is the lost table itself"
+    others = (f.name for f in store.list("") if not (f.name.startswith(f"{HOME}/") or is_of_rebuild(store, f)))
+    found, lost, place = "", canonical_address(address), canonical_address(table.settings.processed)
+    if lost.startswith(place) or place.startswith(lost):
+        found = f"and {address} are one folder, or one is inside the other"
     elif table.history.objects.ledger.newest_number() is not None:
         found = "is a table already"
     elif other := next(others, None):
@@ -347,11 +348,18 @@ def _warnings(
 ) -> Iterator[str]:
     if left := sorted(name for name, one in remains.partitions.items() if name not in found and one.has_files):
         yield f"{count(len(left), 'folder')} with data files are in no partition of the table, so left out: {short_list(left)}"
+    if gone := sorted(name for name, one in remains.partitions.items() if one.is_gone):
+        yield (
+            f"{count(len(gone), 'partition')} that the ledger or a snapshot names have no file left: {short_list(gone)}. "
+            "Their rows are missing, unless a restore withdrew them. Put the files back and run `lakeupsert rebuild` with another "
+            "empty `processed`, or land the rows again"
+        )
     if guessed:
         first, partitions = min(guessed), count(len(guessed), "partition")
         yield (
-            f"{partitions} of {len(found):,} have lost the newest manifest, so the latest file with a key decided. "
-            f"The first is {first}: {guessed[first].why}. Rows of batches that a restore withdrew may be in them"
+            f"{partitions} of {len(found):,} have lost the newest manifest, so the latest file with a key decided (between "
+            f"files that no merge made: the order of rows). The first is {first}: {guessed[first].why}. Rows that a restore "
+            "withdrew, or keys that a full extract lacked, may be in them"
         )
         if not any(name.startswith(f"{DATA}/") for name in remains.names):
             yield f"{partitions} may have lost delta files, since no object is below {DATA}: older rows of their keys are there"
@@ -375,27 +383,59 @@ def _warnings(
         yield f"{count(len(bad), 'data file')} can't be read, and the rows in them are missing: {short_list(bad)}"
     if remains.snapshot is None:
         yield "no snapshot can be read: rows that were merged are there, published or not. Tags and older snapshots are lost"
-    yield from _of_ledger(spec, remains)
+    yield from _of_ledger(spec, remains, guessed)
     for folder, ending, rows in ((QUARANTINE, ".rows", "refused rows"), (DATA, ".history", "earlier versions of rows")):
         if number := sum(name.startswith(f"{folder}/") and name.endswith(ending) for name in remains.names):
             yield f"{count(number, 'file')} with {rows} stay at {remains.store.uri()}, and are not in the new table"
 
 
-def _of_ledger(spec: TableSpec, remains: Remains) -> Iterator[str]:
+def _of_ties(spec: TableSpec, remains: Remains, batches: Mapping[int, LedgerEntry]) -> str:
+    """The warning about landing files that are taken again, ``batches`` among them."""
+    made = [f"{link.body.statement} (batch {n})" for n, link in sorted(remains.entries.items()) if link.body.statement]
+    made += [f"column {one.name!r} {'retyped' if one.retyped else 'renamed or dropped'}" for one in spec.renames]
+    held = [n for n, one in batches.items() if any(remains.partitions[p].may_have(n) for p in one.touched)]
+    files = [file.path for number in held for file in batches[number].files]
+    return (
+        f"files that are taken again win {'always, since arrival decides' if spec.stamped else 'ties'}. So they undo updates, "
+        "deletes by statement, renames and retypes, also in partitions that are known"
+        + (f" (still recorded: {short_list(made)})" if made else "")
+        + ". Before `lakeupsert run`, move landing files away whose rows are in the table"
+        + (f": {short_list(files)} had rows there" if files else "")
+        + ("; nobody knows the files of lost entries" if remains.lost_entries else "")
+    )
+
+
+def _of_ledger(spec: TableSpec, remains: Remains, guessed: Mapping[str, Guess]) -> Iterator[str]:
     batches = {n: one for n, one in remains.waiting.items() if one.kind == "batch" or one.files}
     again = "Their landing files count as new, and the next run takes them again"
-    if spec.stamped:
-        again += ". Since arrival decides in this table, move files that are older than its rows out of the landing zone first"
     if batches:
         numbers = short_list([str(number) for number in batches])
         yield f"{count(len(batches), 'batch', 'es')} may not be merged everywhere: {numbers}. {again}"
     if not remains.entries:
         yield f"the ledger is lost, and nobody knows its batches. {again}"
     elif remains.lost_entries:
-        yield f"{remains.lost_entries:,} entries of the ledger are lost. {again}"
+        yield f"{remains.lost_entries:,} of {remains.lost_entries + len(remains.entries):,} ledger entries are lost. {again}"
+    if batches or remains.lost_entries:
+        yield _of_ties(spec, remains, batches)
+    if remains.of_no_entry:
+        yield (
+            f"{count(len(remains.of_no_entry), 'file')} of appended rows may be of a lost ledger entry, or of a call that broke "
+            f"off: {short_list(remains.of_no_entry)}. Rows in them that were not merged are missing. Before `lakeupsert run`, "
+            "look if their landing files are there, and give updates and deletes again"
+        )
+    known = [one.manifest.buckets for one in remains.partitions.values() if one.manifest]
+    if remains.lost_entries and (withdrawn := sum(any(b.counters.withdrawn for b in of) for of in known)):
+        yield (
+            f"a restore withdrew rows of {count(withdrawn, 'partition')}, and the next run takes them again: move their landing "
+            "files away before `lakeupsert run`"
+        )
     if hand := [str(n) for n, one in batches.items() if one.statement or one.replayed]:
         yield f"batches {short_list(hand)} are updates, deletes or replays, which no landing file has: give them again"
-    if full := [str(n) for n, one in batches.items() if one.full]:
-        yield f"batches {short_list(full)} are full extracts: take their landing files with `--full`"
+    full = [str(n) for n, link in sorted(remains.entries.items()) if link.body.full]
+    if full and (batches or guessed or remains.lost_entries):
+        yield (
+            f"batches {short_list(full)} are full extracts: keys that they lacked can be back, and come back with older landing "
+            "files. Take the newest extract again with `--full`"
+        )
     if restores := [number for number, one in remains.waiting.items() if one.restored]:
         yield f"restore {restores[0]} was not merged everywhere: rows that it withdrew are in the table"

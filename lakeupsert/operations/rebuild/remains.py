@@ -6,11 +6,12 @@ Writes    nothing
 Repeat    safe
 
 A partition is known if its newest manifest reads, each object of that is there, and no file was begun behind it. In all others,
-each data file says what its merge made of the keys in it, so the latest file with a key decides (ADR 0075).
+each data file says what its merge made of the keys in it, so the latest file with a key decides (ADR 0075). Only between files
+that no merge made, the order of the rows decides.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,9 +31,19 @@ from lakeupsert.rows.datafiles import open_object, stream_file
 from lakeupsert.rows.digest import row_hashes
 from lakeupsert.rows.filewriter import footer_keys
 from lakeupsert.rows.vectors import without_rows
-from lakeupsert.storage import ObjectInfo, ObjectStore
+from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 from lakeupsert.table.chain import Chain, Link
-from lakeupsert.table.layout import HOME, OWN_NAMES, PARTITIONS, TableObjects, partition_of
+from lakeupsert.table.group import read_group
+from lakeupsert.table.layout import (
+    DATA,
+    GROUPS,
+    HOME,
+    OWN_NAMES,
+    PARTITIONS,
+    STATEMENT_ROWS,
+    TableObjects,
+    partition_of,
+)
 from lakeupsert.table.ledger import LedgerEntry, active_batches
 from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest, TombstoneFile
 from lakeupsert.table.snapshot import Snapshot
@@ -89,11 +100,20 @@ class PartitionRemains:
     def has_files(self) -> bool:
         return bool(self.files or self.unreadable or (self.manifest and self.manifest.buckets))
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether only the ledger or a snapshot names it."""
+        return not (self.has_files or self.pending) and (self.manifest is None or self.manifest.merged < 0)
+
     def has(self, batch: int) -> bool:
         """Whether all rows of a batch that touches it are in it."""
         return self.manifest is not None and (
             batch <= self.manifest.merged or any(link.number == batch for link in self.pending)
         )
+
+    def may_have(self, batch: int) -> bool:
+        """Whether some rows of a batch that touches it are in it."""
+        return self.has(batch) or any(file.batch >= batch for file in self.files)
 
 
 @dataclass(frozen=True)
@@ -103,7 +123,8 @@ class Remains:
     Attributes:
         spec: the newest one; None if it is lost.
         entries: those of the ledger that read, by number.
-        lost_entries: how many others were there, by all that names them.
+        lost_entries: how many others were there at least, by all that names them.
+        of_no_entry: files of appended rows whose writer began behind the newest entry that anything names.
         waiting: the entries that count and may not be in every partition that they touch.
         snapshot: the newest one that reads.
         names: of all objects.
@@ -113,6 +134,7 @@ class Remains:
     spec: TableSpec | None
     entries: dict[int, Link[LedgerEntry]]
     lost_entries: int
+    of_no_entry: tuple[str, ...]
     snapshot: Link[Snapshot] | None
     partitions: dict[str, PartitionRemains]
     waiting: dict[int, LedgerEntry]
@@ -132,19 +154,22 @@ def find_remains(store: ObjectStore) -> Remains:
     for name in filter(_is_data, listed):
         files[partition_of(name) or ""].append(name)
     chains = {name.removeprefix(PARTITIONS).rpartition("/")[0] for name in listed if name.startswith(PARTITIONS)}
+    replaced = _in_groups(objects, listed, snapshot)
 
     def look(partition: str) -> PartitionRemains:
-        known = _known(objects, partition, files.get(partition, []), listed, snapshot)
+        known = _known(objects, partition, files.get(partition, []), listed, snapshot, replaced)
         if isinstance(known, str):
             return _guess(store, [listed[name] for name in files.get(partition, [])], known)
         return PartitionRemains(known, tuple(_pending(known, touching.get(partition, []), listed)))
 
     with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
-        names = sorted(chains | files.keys() | touching.keys())
+        names = sorted(chains | files.keys() | touching.keys() | (snapshot.body.partitions if snapshot else {}).keys())
         partitions = dict(zip(names, pool.map(look, names), strict=True))
     manifests = [one.manifest for one in partitions.values() if one.manifest]
     shown = [snapshot.body] if snapshot else []
-    newest = max([*entries, *(one.batch for one in shown), *(one.merged for one in manifests)], default=-1)
+    newest = max([*entries, *(one.batch for one in shown), *(one.merged for one in manifests)], default=0)
+    starts = {n: TableObjects.start_of(n) or 0 for n in listed if n.rpartition("/")[0] in (DATA, STATEMENT_ROWS)}
+    begun = max([newest, *(start - 1 for start in starts.values())])
     spec = next(_readable(objects.specs), None)
     used = [
         *(link.body.spec_version for link in entries.values()),
@@ -156,7 +181,8 @@ def find_remains(store: ObjectStore) -> Remains:
         store,
         spec=spec.body if spec is not None and spec.number >= max(used, default=0) else None,
         entries=entries,
-        lost_entries=newest + 1 - len(entries),
+        lost_entries=begun + 1 - len(entries),
+        of_no_entry=tuple(name for name, start in starts.items() if start > newest),
         snapshot=snapshot,
         partitions=partitions,
         waiting={
@@ -198,6 +224,16 @@ def _pending(
         yield link
 
 
+def _in_groups(objects: TableObjects, listed: Iterable[str], snapshot: Link[Snapshot] | None) -> set[str]:
+    """The objects in groups of manifests up to the ``snapshot``, which replaced the ones that it does not show."""
+    found = set[str]()
+    for name in listed:
+        if snapshot and name.startswith(f"{GROUPS}/") and (TableObjects.start_of(name) or 0) <= snapshot.number:
+            with suppress(DamagedTableError, NotFoundError):
+                found.update(*(one.objects for one in read_group(objects.store, name, "").values()))
+    return found
+
+
 def _readable(chain: Chain[Body]) -> Iterator[Link[Body]]:
     """The versions that read, newest first."""
     for number in chain.numbers():
@@ -225,14 +261,16 @@ def _known(
     files: Sequence[str],
     listed: Mapping[str, ObjectInfo],
     snapshot: Link[Snapshot] | None,
+    replaced: set[str],
 ) -> Manifest | str:
-    """The newest manifest of a partition that has these ``files``, or why it is not known."""
-    chain = objects.partition(partition)
+    """The newest manifest of a partition that has these ``files``, some of them ``replaced``, or why it is not known."""
+    shown = snapshot.body.partitions.get(partition) if snapshot else None
     try:
-        head = chain.head()
+        head = objects.partition(partition).head()
+        if head and shown and shown.group and shown.version == head.number:
+            head = objects.grouped(partition, shown)
     except DamagedTableError as e:
         return e.message
-    shown = snapshot.body.partitions.get(partition) if snapshot else None
     if snapshot and shown and snapshot.body.lost(partition, head):
         return f"its manifest {shown.version} is missing, which snapshot {snapshot.number} shows"
     if head is None:  # it has no version yet, or lost all of them
@@ -244,7 +282,7 @@ def _known(
                 return f"{name} is {'missing' if found is None else f'of {found.size:,} bytes, not {file.bytes:,}'}"
     for name in files:
         start = TableObjects.start_of(name)
-        if start is not None and start > head.number and name not in head.body.objects:
+        if start is not None and start > head.number and name not in head.body.objects | replaced:
             return f"{name} was written behind its newest manifest, so a newer one may be lost"
     return head.body
 
@@ -283,6 +321,15 @@ def read_stored_file(store: ObjectStore, info: ObjectInfo) -> StoredFile:
     return StoredFile(file, kind, int(own.get("batch", 0)), start, int(own.get("spec", -1)), schema, ids)
 
 
+def is_of_rebuild(store: ObjectStore, info: ObjectInfo) -> bool:
+    """Whether a rebuild wrote a file, which is then of batch 0."""
+    try:
+        one = read_stored_file(store, info) if OWN_NAMES.fullmatch(info.name) else None
+    except DamagedTableError:
+        return False
+    return one is not None and one.batch == 0 <= one.spec_version
+
+
 @dataclass(frozen=True)
 class Settled:
     """The files of a partition without a manifest, in which each key is once.
@@ -308,7 +355,8 @@ def settle_by_merge(store: ObjectStore, spec: TableSpec, files: Sequence[StoredF
             doubtful += int(np.count_nonzero(~later & _covered(hashes, rewritten)))
         if not later.all():
             kept.insert(0, without_rows(stored.file, np.flatnonzero(later)))
-        seen = pa.concat_arrays([seen, ids])
+        if stored.age > (0, 0):  # otherwise no merge made it
+            seen = pa.concat_arrays([seen, ids])
     dead = tuple(file for file in kept if isinstance(file, TombstoneFile))
     return Settled(
         BucketEntry(id="", settled=False, base=tuple(f for f in kept if f not in dead), tombstones=dead), doubtful
