@@ -7,6 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -14,9 +15,11 @@ from click.testing import CliRunner
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
 from lakeupsert.operations.rebuild.rebuild import RebuildResult
+from lakeupsert.pipeline import strategy
 from tests.harness.faults import Fault
 from tests.harness.lake import Lake, row
 from tests.integration.test_fsck import DAY
+from tests.integration.test_groups import KEPT, Leader, grouped
 
 KINDS: dict[str, dict[str, Any]] = {
     "rewrite": {"strategy": "rewrite"},
@@ -80,6 +83,11 @@ def check(lake: Lake) -> None:
 
 def keys(rows: Iterable[dict[str, Any]]) -> set[tuple[str, int]]:
     return {(one["k"], one["l"]) for one in rows}
+
+
+def warns(found: RebuildResult, *texts: str) -> bool:
+    """Whether one warning has all of these texts."""
+    return any(all(text in warning for text in texts) for warning in found.warnings)
 
 
 def refusal(lake: Lake, lost: Path) -> LakeupsertError:
@@ -258,6 +266,96 @@ def test_a_restore_that_was_not_merged(tmp_path: Path) -> None:
     assert any("rows that it withdrew are in the table" in text for text in found.warnings)
 
 
+def test_files_that_are_taken_again_undo_statements(tmp_path: Path) -> None:
+    """They win ties, in partitions that are known, too. The warning names what they undo, and the files to move away."""
+    lake = Lake(tmp_path)
+    lake.land("1.jsonl", [row("x", 0, 1, 1), row("gone", 0, 1), row("z", 1, 1, 1)])
+    lake.run()
+    lake.change("c1", {"v": "v + 100"}, "k = 'x'", lambda one: {**one, "v": 101} if one["k"] == "x" else None)
+    lake.change("c2", None, "k = 'gone'", lambda one: one if one["k"] == "gone" else None)
+    lake.run()
+    lake.table.rename_column("v", "w")
+    lost = lose(lake)
+    newest(lost, "partitions/d=2020-01-02").unlink()
+    found = rebuilt(lake, lost)
+    assert warns(found, "ties", "update set v = v + 100", "(batch 2)", "delete where k = 'gone'", "1.jsonl", "'v'")
+    (tmp_path / "landing/1.jsonl").unlink()  # as it advises
+    lake.run()
+    assert [(one["k"], one["w"]) for one in lake.rows()] == [("x", 101), ("z", 1)]
+
+
+def test_a_batch_without_its_entry_and_landing_file(tmp_path: Path) -> None:
+    """The name of its pack shows that more was in the ledger."""
+    lake = made(tmp_path / "lake")
+    whole = lake.copy(tmp_path / "whole")
+    assert not warns(rebuilt(whole, lose(whole)), "appended rows")
+    lost = lose(lake)
+    newest(lost, "ledger").unlink()
+    (lake.root / "landing/3.jsonl").unlink()
+    found = rebuilt(lake, lost)
+    assert warns(found, "appended rows", "/appended-3-")
+    assert not warns(found, "/appended-0-")
+
+
+def test_files_of_another_program_have_no_order(tmp_path: Path) -> None:
+    """No merge made them, so their rows' order decides, as in the lost table. Not their names."""
+    lake = Lake(tmp_path)
+    lake.lay("a.parquet", [row("x", 0, 9, 99)])
+    lake.lay("b.parquet", [row("x", 0, 1, 11), row("y", 0, 1)])
+    lake.table.adopt(host="local")
+    found = rebuilt(lake, lose(lake, *CHAINS))
+    assert [(one["k"], one["v"]) for one in lake.rows()] == [("x", 99), ("y", 0)]
+    assert warns(found, "files that no merge made: the order of rows")
+
+
+def test_a_withdrawn_batch_comes_back(tmp_path: Path) -> None:
+    lake = made(tmp_path / "lake")
+    lake.run()
+    lake.table.restore(0, dry=False)
+    lake.run()
+    whole = lake.copy(tmp_path / "whole")
+    assert not warns(rebuilt(whole, lose(whole)), "a restore withdrew rows of")  # the ledger knows the files
+    assert warns(
+        rebuilt(lake, lose(lake, "ledger")), "a restore withdrew rows of 2 partitions", "move their landing files"
+    )
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("named_by", ["ledger", "snapshots"])
+def test_a_partition_of_which_nothing_is_left(tmp_path: Path, named_by: str) -> None:
+    lake = Lake(tmp_path)
+    lake.lay("a.parquet", [row("x", 0, 1), row("y", 1, 1)])
+    lake.table.adopt(host="local")
+    lost = lose(lake, "partitions", *({"ledger", "snapshots"} - {named_by}))
+    shutil.rmtree(lost / "d=2020-01-02")
+    assert warns(rebuilt(lake, lost), "1 partition ", "no file left: d=2020-01-02")
+
+
+def test_a_full_extract_that_was_merged(tmp_path: Path) -> None:
+    """Keys that it lacked can be back, and no tombstone says so."""
+    lake = made(tmp_path / "lake")
+    lake.land("4.jsonl", [row("0001", 1, 5)])
+    lake.table.append(host="local", full="table", may_shrink=True)
+    lake.run()
+    whole = lake.copy(tmp_path / "whole")
+    assert not warns(rebuilt(whole, lose(whole)), "--full")
+    assert warns(rebuilt(lake, lose(lake, "partitions")), "batches 4 are full extracts", "--full")
+
+
+def test_nothing_is_lost_of_a_table_with_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snapshot names the manifests, and older groups have named the files that these replaced."""
+    monkeypatch.setattr(strategy, "SMALL_BYTES", 0)
+    lake = Lake(tmp_path, **KEPT)
+    leader = Leader(lake)
+    leader.ingest(times=6)
+    leader.table.close()
+    assert grouped(lake)
+    before = lake.rows()
+    found = rebuilt(lake, lose(lake))
+    assert (found.guessed, found.waiting, found.warnings) == ({}, (), ())
+    assert lake.rows() == before
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("lost", [(), CHAINS], ids=["nothing", "chains"])
 @pytest.mark.parametrize("kind", ["key index", "whole table"])
@@ -303,4 +401,24 @@ def test_where_it_refuses(tmp_path: Path) -> None:
     assert refusal(lake, lake.root / "landing").code == "nothing-to-rebuild"
     (lake.root / "processed").mkdir(exist_ok=True)
     (lake.root / "processed/readme.txt").write_text("mine")
+    assert refusal(lake, lost).code == "already-a-table"
+
+
+def test_it_refuses_a_folder_inside_the_other(tmp_path: Path) -> None:
+    """The new files would be among the lost ones, or the other way around. Links are followed."""
+    lake = made(tmp_path / "lake")
+    lost = lose(lake)
+    (tmp_path / "link").symlink_to(lost)
+    for processed, address in ((tmp_path / "link/new", lost), (lost.parent, lost)):
+        lake.settings = msgspec.structs.replace(lake.settings, processed=str(processed))
+        assert refusal(lake, address).code == "already-a-table"
+    assert not (lost / "new").exists()
+
+
+def test_it_refuses_data_files_of_another_lost_table(tmp_path: Path) -> None:
+    """The first vacuum of the new table would delete them."""
+    lake, other = made(tmp_path / "lake"), made(tmp_path / "other")
+    lost = lose(lake)
+    files = lose(other, *CHAINS)
+    shutil.copytree(files / DAY, lake.root / "processed" / DAY)
     assert refusal(lake, lost).code == "already-a-table"

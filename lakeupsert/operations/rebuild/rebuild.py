@@ -351,8 +351,8 @@ def _warnings(
     if gone := sorted(name for name, one in remains.partitions.items() if one.is_gone):
         yield (
             f"{count(len(gone), 'partition')} that the ledger or a snapshot names have no file left: {short_list(gone)}. "
-            "Their rows are missing, unless a restore withdrew them. Put the files back and run `lakeupsert rebuild` with another "
-            "empty `processed`, or land the rows again"
+            "Their rows are missing, unless a restore withdrew them. Put the files back and run `lakeupsert rebuild` with an "
+            "empty `processed` again, or land the rows again"
         )
     if guessed:
         first, partitions = min(guessed), count(len(guessed), "partition")
