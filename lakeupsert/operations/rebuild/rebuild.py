@@ -383,7 +383,7 @@ def _warnings(
         yield f"{count(len(bad), 'data file')} can't be read, and the rows in them are missing: {short_list(bad)}"
     if remains.snapshot is None:
         yield "no snapshot can be read: rows that were merged are there, published or not. Tags and older snapshots are lost"
-    yield from _of_ledger(spec, remains, guessed)
+    yield from _of_ledger(spec, remains)
     for folder, ending, rows in ((QUARANTINE, ".rows", "refused rows"), (DATA, ".history", "earlier versions of rows")):
         if number := sum(name.startswith(f"{folder}/") and name.endswith(ending) for name in remains.names):
             yield f"{count(number, 'file')} with {rows} stay at {remains.store.uri()}, and are not in the new table"
@@ -405,7 +405,7 @@ def _of_ties(spec: TableSpec, remains: Remains, batches: Mapping[int, LedgerEntr
     )
 
 
-def _of_ledger(spec: TableSpec, remains: Remains, guessed: Mapping[str, Guess]) -> Iterator[str]:
+def _of_ledger(spec: TableSpec, remains: Remains) -> Iterator[str]:
     batches = {n: one for n, one in remains.waiting.items() if one.kind == "batch" or one.files}
     again = "Their landing files count as new, and the next run takes them again"
     if batches:
@@ -431,11 +431,7 @@ def _of_ledger(spec: TableSpec, remains: Remains, guessed: Mapping[str, Guess]) 
         )
     if hand := [str(n) for n, one in batches.items() if one.statement or one.replayed]:
         yield f"batches {short_list(hand)} are updates, deletes or replays, which no landing file has: give them again"
-    full = [str(n) for n, link in sorted(remains.entries.items()) if link.body.full]
-    if full and (batches or guessed or remains.lost_entries):
-        yield (
-            f"batches {short_list(full)} are full extracts: keys that they lacked can be back, and come back with older landing "
-            "files. Take the newest extract again with `--full`"
-        )
+    if full := [str(n) for n, one in batches.items() if one.full]:
+        yield f"batches {short_list(full)} are full extracts. Keys that they lacked can be back: take a new extract with `--full`"
     if restores := [number for number, one in remains.waiting.items() if one.restored]:
         yield f"restore {restores[0]} was not merged everywhere: rows that it withdrew are in the table"
