@@ -31,8 +31,8 @@ class Usage:
 
 
 ROOM = Usage(megabytes=48, descriptors=4, threads=2, files=0)
-"""How much more the last third may hold. A process remembers 64 ledger entries (`KEPT_ENTRIES`), 30 MB of 120 partitions; pools of
-connections and of memory fill up by chance."""
+"""How much more the last third may hold. A process remembers 64 ledger entries (`KEPT_ENTRIES`), 30 MB of 120 partitions; pools
+of connections and of memory fill up by chance."""
 
 
 class Disk:
