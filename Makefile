@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: house help planted simulate model fuzz sbom audit release setup tag test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-stream bench-latency \
+.PHONY: house help planted mutants simulate model fuzz sbom audit release setup tag test-writers writers demo demo-s3 demo-azure test test-spark test-cloud test-integration test-integration-2 test-others test-long test-long-spark test-long-others test-all test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers test-capture capture bench bench-peers peers bench-stream bench-latency \
     bench-azure bench-kernels bench-guard bench-columns bench-scale month lock
 
 # Each of many processes of a test would compile all modules again.
@@ -246,6 +246,14 @@ test-capture: setup capture ## what Debezium records of PostgreSQL and MariaDB u
 
 planted: setup ## plants each fault of tests/planted/bugs.toml and expects a test of `make test` to fail; minutes; PLANTED_ARGS="restore queue"
 	@$(BIN)/python tests/planted/check.py $(PLANTED_ARGS)
+
+# Without what they depend on and need not for this, so that tests run with the libraries of .venv.
+MUTANTS := cosmic_ray==8.7.0 parso==0.8.7 stevedore==5.10.0
+mutants: setup build/mutants/packages ## changes modules that decide, one line at a time, and expects a test to fail; an hour, continues; MUTANTS_ARGS="--module chain --sample 0"
+	@PYTHONPATH=build/mutants/packages $(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
+
+build/mutants/packages:
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ $(MUTANTS)
 
 simulate: setup ## the real code of several actors in orders that a seed chooses; the next 1,000 of them, minutes; SIMULATE_ARGS="--schedules 1000000"
 	@$(BIN)/python -m tests.simulate $(SIMULATE_ARGS)

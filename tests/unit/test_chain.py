@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import msgspec
@@ -16,8 +17,8 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainErr
 from lakeupsert.retries import SENDS
 from lakeupsert.storage import LocalStore, ObjectInfo, StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table import metadata
-from lakeupsert.table.chain import LARGEST, REMEMBERED, Chain
-from tests.harness.faults import Fault, FaultyStore, Points
+from lakeupsert.table.chain import LARGEST, REMEMBERED, Chain, Held, Link
+from tests.harness.faults import Fault, FaultyStore, Killed, Points
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -210,11 +211,12 @@ class Points_that_always_fail(Points):  # noqa: N801 - reads as a sentence where
 
 def test_head_that_was_read_long_ago_is_read_again(chain: Chain[Body], points: Points, time: Boat) -> None:
     grown(chain, 1)
-    head = chain.head()
-    time.seconds += 3601
-    points.arm(-1, Fault.BEFORE)
-    assert chain.append(Body(2), head).result == "won"
-    assert [name.split()[0] for name in points.seen] == ["list", "create"]
+    for value, seconds, calls in (2, 3600, ["create"]), (3, 3601, ["list", "create"]):
+        head = chain.head()
+        time.seconds += seconds
+        points.arm(-1, Fault.BEFORE)
+        assert chain.append(Body(value), head).result == "won"
+        assert [name.split()[0] for name in points.seen] == calls
 
 
 def test_stalled_writer_does_not_take_a_trimmed_number(chain: Chain[Body], time: Boat, tmp_path: Path) -> None:
@@ -270,6 +272,85 @@ def test_a_chain_remembers_its_last_tries_only(chain: Chain[Body]) -> None:
     assert chain.find_appended() == (last, True)
     assert chain.find_appended(chain.tries() - 2) == (last[-2:], True)
     assert chain.find_appended(chain.tries()) == ([], True)
+
+
+def test_versions_whose_answers_never_came_are_read_back(chain: Chain[Body], points: Points, tmp_path: Path) -> None:
+    """An interrupt came before the answer."""
+
+    def interrupted(fault: Fault) -> None:
+        head = chain.head()
+        points.arm(0, fault)
+        with pytest.raises(Killed):
+            chain.append(Body(9), head)
+        points.disarm()
+
+    grown(chain, 1)
+    interrupted(Fault.KILL_BEFORE)
+    assert chain.find_appended() == ([0], False), "it may still appear"
+    grown(Chain(LocalStore(tmp_path), "c", "thing", Body, never_falls), 2)
+    assert chain.find_appended() == ([0], True), "another writer was faster"
+    interrupted(Fault.KILL_AFTER)
+    assert chain.find_appended(since=2) == ([2], True)
+
+
+def test_leader_takes_a_head_from_memory_until_something_may_be_newer(
+    tmp_path: Path, points: Points, time: Boat
+) -> None:
+    held = Held()
+    chain = Chain(FaultyStore(LocalStore(tmp_path), points), "c", "thing", Body, never_falls, held=held)
+
+    def looks(known: Link[Body] | None = None, least: int = -1) -> bool:
+        points.arm(-1, Fault.BEFORE)
+        head = chain.head(known, least=least)
+        assert head is not None
+        return bool(points.seen)
+
+    time.seconds = 5
+    grown(chain, 1)
+    link = chain.head()
+    assert link is not None
+    assert looks(), "nobody leads"
+    held.leader = get_ident()
+    assert not looks(least=0)
+    assert looks(least=1)
+    assert not looks(known=link)
+    assert looks(known=dataclasses.replace(link, number=1))
+    held.look()
+    assert looks(), "a head that was seen at the same time may be older than the look"
+    assert held.covers(5, partition=True)
+    time.seconds = 6
+    assert looks()
+    assert not looks()
+    assert chain.append(Body(2), None).result == "lost"
+    assert not held.covers(6, partition=True)
+    time.seconds = 7
+    assert looks()
+    assert not looks()
+    held.leader = get_ident() + 1
+    assert looks(), "another thread leads"
+
+
+def test_head_that_is_known_is_read_again_only_after_an_hour(chain: Chain[Body], points: Points, time: Boat) -> None:
+    link = chain.append(Body(1), None).link
+    for seconds, calls in (3599.0, ["list"]), (3600.0, ["list", "get"]):
+        time.seconds = seconds
+        points.arm(-1, Fault.BEFORE)
+        head = chain.head(known=link)
+        assert (head and head.write_id) == (link and link.write_id)
+        assert [name.split()[0] for name in points.seen] == calls
+
+
+def test_extend_stands_behind_a_version_that_is_missing(chain: Chain[Body]) -> None:
+    grown(chain, 1)
+    lost = Link(4, "another", None, "2026-01-01T00:00:00", Body(7), 0.0)
+    for number, value in (5, 8), (6, 9):
+        link = chain.extend(lambda head: Body(head.body.value + 1), behind=lost)
+        assert link is not None
+        assert (link.number, link.body) == (number, Body(value))
+    link = chain.extend(lambda head: Body(head.body.value + 1), behind=dataclasses.replace(lost, number=6))
+    assert (link and link.number, link and link.body) == (7, Body(10)), "it is there, so it stands for itself"
+    assert chain.extend(lambda head: None) is None
+    assert chain.newest_number() == 7
 
 
 def test_invariants_run_before_every_append(chain: Chain[Body]) -> None:
