@@ -9,8 +9,8 @@ Writes    there; results.json, and the table of docs/RELIABILITY.md to standard 
 Repeat    safe: continues. What survived is tried again, since a test may have come that kills it
 
 A mutant is a module with one change (`changes`). It is killed if a test fails, or does not end. pytest imports and collects once
-for each row, and forks for each mutant; there the functions get the code of the mutant. What a process starts reads it from a
-copy of the tree.
+for each row, and forks for each mutant; there a function gets the mutant's code (`live`). No file changes, so processes that a
+test starts have no mutant.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +33,7 @@ import pytest
 
 from tests.mutants.changes import Mutant, mutants
 from tests.mutants.live import put_live
-from tests.planted.check import OPTIONS, ROOT, copy_tree
+from tests.planted.check import OPTIONS, ROOT, SELECTION
 
 HERE = Path(__file__).resolve().parent
 KILLED = ROOT / "build/mutants/killed.jsonl"
@@ -53,7 +52,7 @@ class Row:
 
     @property
     def paths(self) -> list[str]:
-        return [f"tests/{test}" for test in self.tests]
+        return [test if test.startswith("-") else f"tests/{test}" for test in self.tests]
 
     def mutants(self) -> list[Mutant]:
         paths = [path for pattern in self.files for path in sorted((ROOT / "lakeupsert").glob(pattern))]
@@ -70,14 +69,12 @@ class Judge:
     """A plugin of pytest that runs the tests once as they are, and once for each mutant.
 
     Attributes:
-        folder: the copy of the tree.
         known: the test that failed, by the mutant's hash.
         seconds: of the tests as they are.
         killed: how many mutants each file of tests has killed.
     """
 
     row: Row
-    folder: Path
     sample: list[Mutant]
     known: dict[str, str]
     seconds: float = 0.0
@@ -114,18 +111,12 @@ class Judge:
 
     def _try(self, session: pytest.Session, mutant: Mutant) -> str:
         """The test that fails with the mutant, or how it ends."""
-        file = self.folder / mutant.file
-        before = file.read_text(encoding="utf-8")
-        file.write_text(str(mutant.code), encoding="utf-8")
 
         def run() -> None:
-            if put_live(mutant):
-                self._run(session)
-            else:
-                os.execv(sys.executable, [sys.executable, "-m", "pytest", "-x", "-q", *OPTIONS, *self.row.paths])
+            put_live(mutant)
+            self._run(session)
 
         found = self._in_child(run)
-        file.write_text(before, encoding="utf-8")
         if found != PASSED:
             with KILLED.open("a", encoding="utf-8") as lines:
                 lines.write(f"{json.dumps({'mutant': mutant.hash, 'by': found})}\n")
@@ -157,7 +148,9 @@ class Judge:
             with suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
         with os.fdopen(answers) as lines:
-            return PASSED if code == 0 else lines.read() or ("no end" if code == -signal.SIGALRM else f"exit code {code}")
+            return (
+                PASSED if code == 0 else lines.read() or ("no end" if code == -signal.SIGALRM else f"exit code {code}")
+            )
 
     def result(self) -> dict[str, object]:
         return {
@@ -188,20 +181,17 @@ def main() -> int:
     rows = [Row(**row) for row in tomllib.loads((HERE / "modules.toml").read_text())["module"]]
     lines = KILLED.read_text(encoding="utf-8").splitlines() if KILLED.exists() else []
     known = {row["mutant"]: row["by"] for row in map(json.loads, lines)}
-    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
-        folder = Path(name).resolve()
-        copy_tree(folder)
-        os.chdir(folder)
-        # Two mutants may have one size and be of one second, and then Python takes the bytecode of the other.
-        os.environ |= {"PYTHONPATH": name, "PYTHONDONTWRITEBYTECODE": "1"}
-        sys.path.insert(0, name)
-        for module in [module for module in sys.modules if module.startswith("tests")]:
-            del sys.modules[module]  # they are imported again from the copy
+    with tempfile.TemporaryDirectory(
+        prefix="mutants-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    ) as folder:
         for row in rows:
             if options.module and row.name not in options.module:
                 continue
-            judge = Judge(row, folder, row.sample(options.sample, options.seed), known)
-            pytest.main([*OPTIONS, "-s", f"--basetemp={folder}/basetemp", *row.paths], plugins=[judge])
+            judge = Judge(row, row.sample(options.sample, options.seed), known)
+            pytest.main(
+                [*OPTIONS, "-m", f"{SELECTION} and not core", "-s", f"--basetemp={folder}/t", *row.paths],
+                plugins=[judge],
+            )
             found = {**(json.loads(RESULTS.read_text()) if RESULTS.exists() else {}), row.name: judge.result()}
             found = {one.name: found[one.name] for one in rows if one.name in found}
             RESULTS.write_text(f"{json.dumps(found, indent=1)}\n")

@@ -17,6 +17,7 @@ from cosmic_ray.operators.provider import OperatorProvider
 Node = parso.tree.BaseNode
 Place = tuple[int, int]
 """A line, from 1 on, and a column, from 0 on."""
+Span = tuple[Place, Place]
 
 COMPARED = {"Eq": ["NotEq"], "NotEq": ["Eq"], "Is": ["IsNot"], "IsNot": ["Is"]}
 COMPARED |= {"Lt": ["LtE", "GtE"], "LtE": ["Lt", "Gt"], "Gt": ["GtE", "LtE"], "GtE": ["Gt", "Lt"]}
@@ -31,20 +32,20 @@ NAMES = [
     *("ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop"),
     *("NumberReplacer", "ExceptionReplacer"),
 ]
-TYPES_SAY = {"frozen", "kw_only", "slots", "compare"}
-"""Arguments of classes and fields that mypy judges."""
 
 
 class DropStatement(Operator):
     """Leave out a call, or an assignment to a part of an object."""
 
-    def mutation_positions(self, node: Node) -> Iterator[tuple[Place, Place]]:
+    def mutation_positions(self, node: Node) -> Iterator[Span]:
         if node.type != "simple_stmt":
             return
         first = node.children[0]
         sign = first.children[1] if first.type == "expr_stmt" else None
         if first.type == "atom_expr" or (
-            sign is not None and sign.type == "operator" and (sign.value != "=" or first.children[0].type == "atom_expr")
+            sign is not None
+            and sign.type == "operator"
+            and (sign.value != "=" or first.children[0].type == "atom_expr")
         ):
             yield node.start_pos, node.end_pos
 
@@ -61,7 +62,7 @@ class Negate(DropStatement):
 
     CONDITIONS = {"if_stmt": 1, "while_stmt": 1, "comp_if": 1, "test": 2}  # noqa: RUF012
 
-    def mutation_positions(self, node: Node) -> Iterator[tuple[Place, Place]]:
+    def mutation_positions(self, node: Node) -> Iterator[Span]:
         at = self.CONDITIONS.get(node.type)
         if at is not None and node.children[at].type not in ("comparison", "not_test"):
             yield node.children[at].start_pos, node.end_pos
@@ -123,47 +124,49 @@ class Mutant:
 
 
 def mutants(file: Path, source: str) -> Iterator[Mutant]:
-    """All mutants of a module, except those where nothing is to judge. Some have no code."""
-    tree, lines, silent = get_ast(source), source.splitlines(), [*quiet(source)]
+    """All mutants of the functions of a module, except those where nothing is to judge. Some have no code."""
+    tree, lines = get_ast(source), source.splitlines()
+    bodies, silent = places(source)
     seen = Counter[str]()
     operators = [OperatorProvider()[name]() for name in NAMES]
     for operator in (*operators, DropStatement(), Negate()):
-        places = [(node, start) for node in ast_nodes(tree) for start, _ in operator.mutation_positions(node)]
-        for occurrence, (node, start) in enumerate(places):
+        starts = [start for node in ast_nodes(tree) for start, _ in operator.mutation_positions(node)]
+        for occurrence, start in enumerate(starts):
             change = f"{type(operator).__name__} {lines[start[0] - 1].strip()}"
             seen[change] += 1
-            if node.parent and node.parent.type == "parameters":  # the `*` before named arguments
-                continue
-            if not any(begin <= start < end for begin, end in silent):
+            if _within(start, bodies) and not _within(start, silent):
                 yield Mutant(file, f"{file} {change} {seen[change]}", start[0], source, operator, occurrence)
 
 
-def quiet(source: str) -> Iterator[tuple[Place, Place]]:
-    """Where no test can judge a change, or should: texts for people, arguments of errors, progress, how long a pause is, figures of
-    constants, annotations, and assertions, which are for mypy."""
+def places(source: str) -> tuple[list[Span], list[Span]]:
+    """The bodies of functions, and where no test can judge a change there, or should: texts for people, arguments of errors,
+    progress, how long a pause is, annotations, and assertions, which are for mypy.
+
+    What is outside of functions are values of constants and fields: `unit/test_stored_fields.py` and `golden/` pin those that
+    are stored."""
     lines = source.splitlines()
 
-    def place(line: int, column: int) -> Place:
-        return line, len(lines[line - 1].encode()[:column].decode())
+    def span(first: ast.AST, last: ast.AST) -> Span:
+        begin, end = (first.lineno, first.col_offset), (last.end_lineno, last.end_col_offset)
+        return tuple((line, len(lines[line - 1].encode()[:column].decode())) for line, column in (begin, end))
 
+    bodies, silent = [], []
     for node in ast.walk(ast.parse(source)):
         match node:
+            case ast.FunctionDef(body=[first, *_]):
+                bodies.append(span(first, node))
             case ast.Raise() | ast.Assert() | ast.Expr(value=ast.Call(func=ast.Name(id="progress"))):
-                silent = [node]
-            case ast.JoinedStr(values=parts) if any(isinstance(p, ast.Constant) and " " in p.value.strip() for p in parts):
-                silent = [node]
+                silent.append(span(node, node))
+            case ast.JoinedStr(values=parts) if any(
+                isinstance(p, ast.Constant) and " " in p.value.strip() for p in parts
+            ):
+                silent.append(span(node, node))
             case ast.arg(annotation=ast.expr() as of) | ast.AnnAssign(annotation=of):
-                silent = [of]
-            case ast.FunctionDef(returns=ast.expr() as of) | ast.If(test=ast.Name(id="TYPE_CHECKING") as of):
-                silent = [of]
-            case ast.keyword(arg=name) if name in TYPES_SAY:
-                silent = [node]
-            case ast.Call(func=ast.Attribute(attr="sleep"), args=silent):
-                pass
-            case ast.Module(body=body):
-                constants = [inner for one in body if isinstance(one, ast.Assign) for inner in ast.walk(one)]
-                silent = [inner for inner in constants if isinstance(inner, ast.Constant)]
-            case _:
-                silent = []
-        for one in silent:
-            yield place(one.lineno, one.col_offset), place(one.end_lineno, one.end_col_offset)
+                silent.append(span(of, of))
+            case ast.Call(func=ast.Attribute(attr="sleep"), args=[first, *_]):
+                silent.append(span(first, first))
+    return bodies, silent
+
+
+def _within(place: Place, spans: list[Span]) -> bool:
+    return any(begin <= place < end for begin, end in spans)

@@ -1,57 +1,44 @@
-"""Give the functions of a module that is imported the code of a mutant, so that a mutant needs no new process."""
+"""Give the functions of a module that is imported the code of a mutant."""
 
-import functools
 import importlib
 from collections.abc import Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType
 
 from tests.mutants.changes import Mutant
 
+IS_FUNCTION = 0x02
+"""CO_NEWLOCALS. Classes lack it."""
 
-def put_live(mutant: Mutant) -> bool:
-    """Whether it could be done: the change is in a function, which is where its name says."""
+
+def put_live(mutant: Mutant) -> None:
     module = importlib.import_module(".".join(mutant.file.with_suffix("").parts))
-    before, after = (compile(code, str(module.__file__), "exec", dont_inherit=True) for code in (mutant.source, mutant.code))
-    old, new = dict(_functions(before)), dict(_functions(after))
-    if old.keys() != new.keys() or _outside(before) != _outside(after):
-        return False
-    for name in [name for name in new if new[name] != old[name]]:
-        function = _live(module, name)
-        if function is None:
-            return False
-        function.__code__ = new[name]
-    return True
+    old, new = (dict(_functions(compile(code, str(module.__file__), "exec"))) for code in (mutant.source, mutant.code))
+    for name in new:
+        if new[name] != old[name]:
+            function = _find(module, name)
+            function.__code__ = new[name]
 
 
 def _functions(code: CodeType) -> Iterator[tuple[str, CodeType]]:
     """The functions of a module and of its classes, by their names in full."""
     for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            if inner.co_flags & 0x02:  # CO_NEWLOCALS: a function; a class has none
+        if isinstance(inner, CodeType) and "<" not in inner.co_name:
+            if inner.co_flags & IS_FUNCTION:
                 yield inner.co_qualname, inner
             else:
                 yield from _functions(inner)
 
 
-def _outside(code: CodeType) -> list[object]:
-    """What the module and its classes do when they are imported."""
-    found: list[object] = [code.co_code, code.co_names]
-    for inner in code.co_consts:
-        if not isinstance(inner, CodeType):
-            found.append(repr(inner))
-        elif not inner.co_flags & 0x02:
-            found += _outside(inner)
-    return found
-
-
-def _live(module: ModuleType, name: str) -> FunctionType | None:
-    found: object = module
+def _find(module: object, name: str) -> FunctionType:
+    found = module
     for part in name.split("."):
-        found = vars(found).get(part)
-        if isinstance(found, property):
-            found = found.fget
-        elif isinstance(found, functools.cached_property):
-            found = found.func
-        found = getattr(found, "__func__", found)
-        found = getattr(found, "__wrapped__", found)
-    return found if isinstance(found, FunctionType) else None
+        found = vars(found)[part]
+        for inside in (
+            "fget",
+            "func",
+            "__func__",
+            "__wrapped__",
+        ):  # of properties, cached ones, class methods, decorators
+            found = getattr(found, inside, found)
+    assert isinstance(found, FunctionType), name
+    return found
