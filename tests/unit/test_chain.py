@@ -75,6 +75,7 @@ def test_versions_are_numbered_from_zero_and_know_their_parent(chain: Chain[Body
     links = list(chain.between(-1, 2))
     assert [(x.number, x.body.value) for x in links] == [(0, 5), (1, 6), (2, 7)]
     assert [x.parent for x in links] == [None, links[0].write_id, links[1].write_id]
+    assert [*chain.numbers()] == [2, 1, 0]
 
 
 def test_head_costs_one_list_and_one_get_however_long_the_chain(chain: Chain[Body], points: Points) -> None:

@@ -461,6 +461,14 @@ def test_tags_and_expiry_are_carried_on(make: Make) -> None:
     assert (chains.newest().tags, chains.newest().expired, chains.newest().batch) == ({"good": 0}, 1, 2)
 
 
+def test_changes_of_a_partitions_first_merge_are_shown(make: Make) -> None:
+    chains = make()
+    chains.batch(A)
+    chains.merge(A, 1, changes=Changes(inserted=1))
+    chains.publish()
+    assert chains.newest().changes == Changes(inserted=1)
+
+
 def test_changes_are_of_every_merge_that_was_not_shown_before(make: Make) -> None:
     chains = make()
     merged_twice(chains)
