@@ -296,14 +296,14 @@ def _snapshot_at(
         refuse_another_entry(table.history, found.body, old)
         newer.append(found)
         partitions[partition] = shown_version(found)
-    entry = table.history.entries(batch - 1, batch)[0].body if batch else None
+    [entry] = table.history.entries(batch - 1, batch)
     since = table.resources.map_concurrently(lambda link: _since(table.history.objects, link, old), newer)
     for found, (_, added) in zip(newer, since, strict=True):
         name = found.body.partition
         partitions[name] = msgspec.structs.replace(partitions[name], added=added)
     return Snapshot(
         batch=batch,
-        spec_version=entry.spec_version if entry else 0,
+        spec_version=entry.body.spec_version,
         partitions=dict(sorted(partitions.items())),
         lagging=tuple(sorted(lagging)),
         tags=old.tags if old else {},

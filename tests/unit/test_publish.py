@@ -152,6 +152,28 @@ def test_batch_that_brought_nothing_is_published_all_the_same(make: Make) -> Non
     assert chains.newest().spec_version == 1
 
 
+def test_event_names_the_batches_with_rows_that_readers_see_now(make: Make) -> None:
+    chains, events = make(), list[Any]()
+
+    def publish_and_tell() -> None:
+        table = chains.table
+        table.resources.sinks = [events.append]
+        publish(table)
+
+    for partition in A, B, A:
+        chains.batch(partition)
+    chains.merge(A, 3)
+    chains.merge(B, 2)
+    publish_and_tell()
+    chains.batch()
+    chains.batch(A)
+    chains.merge(A, 5)
+    publish_and_tell()
+    ids = [link.write_id for link in chains.table.history.objects.ledger.between(-1, 5)]
+    told = [(event.snapshot, event.batch, event.entry, event.earlier) for event in events]
+    assert told == [(0, 3, ids[3], (ids[1], ids[2])), (1, 5, ids[5], ())]
+
+
 def test_fence_is_no_batch_to_show(make: Make) -> None:
     chains = make()
     chains.batch(A)
@@ -459,6 +481,18 @@ def test_tags_and_expiry_are_carried_on(make: Make) -> None:
     chains.merge(B, 2)
     chains.publish()
     assert (chains.newest().tags, chains.newest().expired, chains.newest().batch) == ({"good": 0}, 1, 2)
+
+
+def test_objects_that_a_version_added_are_known_unless_one_that_was_not_shown_added_others(make: Make) -> None:
+    chains = make()
+    added = []
+    for number, versions in enumerate([(2,), (1, 3), (0, 5)], 1):
+        chains.batch(A)
+        for count in versions:
+            chains.merge(A, number, added=count)
+        chains.publish()
+        added.append(chains.newest().partitions[A].added)
+    assert added == [2, -1, 5]
 
 
 def test_changes_of_a_partitions_first_merge_are_shown(make: Make) -> None:
