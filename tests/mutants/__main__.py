@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ class Row:
     name: str
     files: list[str]
     tests: list[str]
-    same: list[dict[str, str]] = field(default_factory=list)
+    same: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def paths(self) -> list[str]:
@@ -90,7 +91,8 @@ class Judge:
             sys.exit(f"{self.row.name}: without a mutant, its tests must pass: {found}")
         self.seconds = time.monotonic() - begun
         for mutant in self.sample:
-            if any((one["old"], one["new"]) == mutant.change for one in self.row.same):
+            old, new = mutant.change
+            if any(old == one["old"] and new in one["new"] for one in self.row.same):
                 self.same += 1
                 continue
             found = self.known.get(mutant.hash)

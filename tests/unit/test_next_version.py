@@ -206,6 +206,17 @@ def test_first_part_of_a_split_counts_what_the_whole_bucket_had_counted() -> Non
     assert {b.digests.withdrawn for b in others} == {NO_ROWS}
 
 
+def test_each_bucket_counts_its_own_deletes() -> None:
+    left, right = stored(10, 0, 1), stored(20, 1, 1)
+    merged = step(manifest(left, right), batch(2, 4), tasks=(task(left), task(right)))
+    dead = (TombstoneFile(name="t", rows=2, bytes=1),)
+    found = after(merged, output(file("l", 11)), output(file("r", 21), tombstones=dead))
+    assert [b.counters for b in found.buckets] == [
+        Counters(appended=11, live=11),
+        Counters(appended=23, live=21, tombstones=2),
+    ]
+
+
 def test_joined_buckets_count_what_both_had_counted() -> None:
     left, right = stored(10, 0, 1, superseded=4), stored(20, 1, 1, superseded=5)
     joined = BucketEntry(id="", deltas=(*left.data, *right.data))
