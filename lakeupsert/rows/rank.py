@@ -82,7 +82,7 @@ def sortable(column: Column) -> Column:
     if not pa.types.is_floating(column.type):
         return column
     values = (column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column).cast(pa.float64())
-    plain = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False) + 0.0  # -0.0 + 0.0 is 0.0
+    plain = pc.fill_null(values, 0.0).to_numpy() + 0.0  # -0.0 + 0.0 is 0.0
     bits = np.where(np.isnan(plain), np.float64("nan"), plain).view(np.int64)
     # The bits of negative floats count down. With all bits but the sign flipped, integer order is float order.
     ordered = np.where(bits < 0, bits ^ np.int64(0x7FFF_FFFF_FFFF_FFFF), bits)
