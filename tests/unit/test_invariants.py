@@ -7,11 +7,13 @@ import pytest
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.table.ledger import (
+    FullExtract,
     LandingFile,
     LedgerEntry,
     QuarantineFile,
     ReplayedFile,
     RestorePoint,
+    Statement,
     Touched,
     check_entry,
 )
@@ -137,6 +139,9 @@ REPLAY = replace(
     files=(),
     replayed=(ReplayedFile(batch=1, name="q", rows=4), ReplayedFile(batch=1, name="r", rows=2)),
 )
+STATEMENT = replace(
+    BATCH, files=(), rows_read=4, quarantined={}, quarantine=(), statement=Statement(where="v = 1", seen=0, objects=())
+)
 
 
 def test_entries_of_each_kind_may_follow() -> None:
@@ -144,6 +149,7 @@ def test_entries_of_each_kind_may_follow() -> None:
     check_entry(CREATE, BATCH)
     for new in (RESTORE, FENCE, SCHEMA, REPLAY):
         check_entry(BATCH, new)
+    check_entry(CREATE, STATEMENT)
     check_entry(CREATE, replace(BATCH, touched={DAY: replace(TOUCHED, rows=5, superseded=2, moved=1)}))
 
 
@@ -168,6 +174,11 @@ def test_entries_of_each_kind_may_follow() -> None:
         (BATCH, replace(SCHEMA, replayed=(ReplayedFile(batch=1, name="q", rows=0),)), "kind schema"),
         (BATCH, replace(REPLAY, replayed=REPLAY.replayed[:1]), "4 in what it replays"),
         (BATCH, replace(REPLAY, replayed=REPLAY.replayed[:1] * 2, rows_read=8, quarantined={"malformed": 4}), "twice"),
+        (BATCH, replace(FENCE, statement=STATEMENT.statement), "is a statement"),
+        (CREATE, replace(STATEMENT, files=BATCH.files), "is a statement"),
+        (BATCH, replace(STATEMENT, received_at=3, replayed=REPLAY.replayed[:1]), "is a statement"),
+        (CREATE, replace(STATEMENT, full=FullExtract(scope="table", order="")), "is a statement"),
+        (CREATE, replace(STATEMENT, rows_read=6, quarantined=BATCH.quarantined), "is a statement"),
         (CREATE, replace(BATCH, rows_read=7), "7 rows read"),
         (CREATE, replace(BATCH, quarantined={}), "0 quarantined"),
         (CREATE, replace(BATCH, touched={DAY: replace(TOUCHED, moved=1)}), "3 appended"),
