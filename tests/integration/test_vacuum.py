@@ -471,6 +471,17 @@ def test_what_a_killed_writer_left_unfinished_goes(tmp_path: Path, time: Passing
     assert not unfinished.exists()
 
 
+def test_of_the_signs_of_runs_the_newest_stays(tmp_path: Path, time: PassingTime) -> None:
+    signs = (lake := nights(tmp_path, 2)).opened.history.objects.reading
+    newest, *earlier = signs.numbers()
+    assert earlier
+    lake.table.vacuum(dry=False)
+    assert [*signs.numbers()] == [newest, *earlier], "they are young"
+    time.passed += timedelta(days=8)
+    lake.table.vacuum(dry=False)
+    assert [*signs.numbers()] == [newest]
+
+
 def test_dry_it_names_what_it_would_delete(tmp_path: Path) -> None:
     """With no retention, what expires now goes now."""
     lake = nights(tmp_path, 3)
