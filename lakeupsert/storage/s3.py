@@ -362,7 +362,8 @@ class S3Store(ServerStore):
         what = f"{operation} was answered {status} {code}: {message}"
         if status in (429, 503) or code == "SlowDown":
             return too_many_requests(self.uri(name), what)
-        is_cut = code in ("400", "404") and operation != "head_object"  # a body that broke off has no code, as that of a HEAD
+        # A body that broke off has no code. Nor has the answer to a HEAD, which has no body.
+        is_cut = code in ("400", "404") and operation != "head_object"
         if status >= 500 or status == 409 or code == "RequestTimeout" or is_cut:
             return unreachable(self.uri(name), what)
         return self._refusal(operation, name, code, message)
