@@ -30,9 +30,9 @@ class Usage:
         )
 
 
-ROOM = Usage(megabytes=48, descriptors=4, threads=2, files=0)
-"""How much more the last third may hold. A process remembers 64 ledger entries (`KEPT_ENTRIES`), 30 MB of 120 partitions; pools
-of connections and of memory fill up by chance."""
+ROOM = Usage(megabytes=48, descriptors=4, threads=16, files=0)
+"""How much more the last third may hold. A process remembers 64 ledger entries (`KEPT_ENTRIES`), 30 MB of 120 partitions; a
+step has up to 16 threads while it asks the store; pools of connections and of memory fill up by chance."""
 
 
 class Disk:
