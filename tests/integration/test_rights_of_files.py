@@ -28,7 +28,7 @@ changes --reader r --output {out}/changes.jsonl
 erase --keys {folder}/keys.csv --reason asked --landing --yes
 backup --output {copy}
 recover {copy} --config {folder}/other.toml
-reconcile --deep
+reconcile
 fsck --deep
 vacuum --yes
 maintain --max-seconds 0.1
