@@ -13,6 +13,7 @@ The ledger says what was appended, the manifest what lost, and the rows that are
 """
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +36,7 @@ from lakeupsert.operations.arrived import (
 from lakeupsert.operations.recompute.recompute import Comparison, Recomputation, recompute
 from lakeupsert.operations.recompute.sql import import_duckdb
 from lakeupsert.operations.redrive import is_ours
-from lakeupsert.phrases import count
+from lakeupsert.phrases import count, short_list
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
@@ -49,6 +50,8 @@ from lakeupsert.table.ledger import Touched, active_batches
 from lakeupsert.table.manifest import GONE, BucketEntry, Counters, DataFile, Manifest, add_digests
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
+
+log = logging.getLogger(__name__)
 
 PARTITIONS_TOGETHER = 256
 """The manifests of so many partitions are in memory at a time."""
@@ -150,9 +153,16 @@ def reconcile(
     published = publish(table)
     now = table.history.last_snapshot()
     known = read_arrived(table, now.body.batch) if now and host and not deep else NOT_KNOWN
-    proof = prove(table, now, host, selected, progress, known) if now and host else []
+    proof = _prove(table, now, host, selected, progress, known) if now and host else []
+    if now and host and known.up_to >= 0 and (wrong := {p.partition for p in proof if not p.balanced}):
+        known = NOT_KNOWN  # the whole ledger decides
+        again = {p.partition: p for p in prove(table, now, host, wrong.__contains__, progress)}
+        proof = [again.get(p.partition, p) for p in proof]
+        if any(p.balanced for p in again.values()):
+            log.warning("table %r: the last proof was wrong for %s", table.name, short_list(sorted(wrong)))
+    batches = tuple(_unbalanced_batches(table.history, known.up_to)) if host else ()
     is_whole = now is not None and not now.body.lagging and len(proof) == len(now.body.partitions)
-    if now and proof and is_whole and all(p.balanced for p in proof):
+    if now and proof and is_whole and all(p.balanced for p in proof) and not batches:
         write_arrived(table, known, now.body.batch)
     recomputed = None
     if deep and now:
@@ -165,7 +175,7 @@ def reconcile(
         published=published.snapshot if before is None or published.snapshot != before.number else None,
         publish=published,
         proof=tuple(proof),
-        batches=tuple(_unbalanced_batches(table.history, known.up_to)) if host else (),
+        batches=batches,
         recomputed=recomputed,
     )
 
@@ -176,17 +186,9 @@ def prove(
     host: Host,
     selected: Callable[[str], bool] = lambda partition: True,
     progress: Callable[[str], None] = lambda text: None,
-    known: AllArrived = NOT_KNOWN,
 ) -> list[Proof]:
-    """Prove each selected partition that the snapshot shows, or that a batch up to the snapshot's touches.
-
-    If one does not balance by what is ``known``, the whole ledger decides.
-    """
-    proofs = _prove(table, snapshot, host, selected, progress, known)
-    if known.up_to >= 0 and (wrong := {p.partition for p in proofs if not p.balanced}):
-        again = {p.partition: p for p in _prove(table, snapshot, host, wrong.__contains__, progress, NOT_KNOWN)}
-        proofs = [again.get(p.partition, p) for p in proofs]
-    return proofs
+    """Prove, by the whole ledger, each selected partition that the snapshot shows or that a batch up to the snapshot's touches."""
+    return _prove(table, snapshot, host, selected, progress, NOT_KNOWN)
 
 
 def _prove(

@@ -236,6 +236,7 @@ class _Survey:
         self._survey_snapshots()
         self._survey_groups()
         self._survey_signs()
+        self._survey_proofs()
         for found in publishers.garbage(self._kept.oldest, self._number):
             if self._is_older(found, ORPHANS_KEPT):
                 self._add(found, "of a version of another format that is older than all kept snapshots", None, None)
@@ -430,6 +431,12 @@ class _Survey:
         for _, found in sorted(self._objects[f"{HOME}/reading"].items())[1:]:  # the newest comes first
             if self._is_older(found, VERSIONS_KEPT):
                 self._add(found, "an earlier run has read landing files", None, None)
+
+    def _survey_proofs(self) -> None:
+        headers = self._objects[f"{HOME}/headers"]
+        for name in sorted(name for name in headers if name.startswith(TableObjects.ARRIVED))[:-1]:
+            if self._is_older(headers[name], VERSIONS_KEPT):
+                self._add(headers[name], "a later `reconcile` has proved more", None, None)
 
     def _is_older(self, found: ObjectInfo, age: timedelta) -> bool:
         return self._now.timestamp() - found.modified > age.total_seconds()

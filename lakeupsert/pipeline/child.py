@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from typing import TypeVar, cast
 
@@ -24,6 +24,8 @@ MEMORY_SHARE = 0.5
 """A call may take so much of this machine's memory. More would end other processes."""
 
 
+_OURS = {signal.SIGINT, signal.SIGTERM}
+"""Ctrl-C, and the SIGTERM of a service's manager, reach a child, too. Its parent decides when it ends."""
 START_SECONDS = 300.0
 WAITS = 10
 """A call may take ten times as long as its processor time. Less: a busy machine, or one that was suspended, ends it."""
@@ -45,13 +47,15 @@ class Child:
         self._answers, theirs = context.Pipe()
         memory = int(limit_bytes() * MEMORY_SHARE)
         self._process = context.Process(target=_answer_calls, args=(theirs, memory), daemon=True)
-        # Ctrl-C, and the SIGTERM of a service's manager, reach it too. This process ends it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        resource_tracker.ensure_running()  # which the first start would do, and change the signals that are blocked
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
         try:
             self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
+        # At its end, multiprocessing waits for processes.
+        util.Finalize(self, self._process.kill, exitpriority=0)
         try:
             with self._ends_within(START_SECONDS):
                 self._answers.recv()  # it has started, which takes long on a busy machine
@@ -122,6 +126,7 @@ class Child:
 
 def _answer_calls(answers: Connection, memory: int) -> None:
     """Call functions until the other end is closed."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     resource.setrlimit(resource.RLIMIT_AS, (_mapped_bytes() + memory,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -132,8 +137,13 @@ def _answer_calls(answers: Connection, memory: int) -> None:
             seconds, function, args = answers.recv()
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             used = resource.getrusage(resource.RUSAGE_SELF)
-            limit = math.ceil(used.ru_utime + used.ru_stime + seconds)
-            resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+            limit, (_, most) = (
+                math.ceil(used.ru_utime + used.ru_stime + seconds),
+                resource.getrlimit(resource.RLIMIT_CPU),
+            )
+            resource.setrlimit(
+                resource.RLIMIT_CPU, (limit if most == resource.RLIM_INFINITY else min(limit, most), most)
+            )
             try:
                 found = function(*args)
             except MemoryError:

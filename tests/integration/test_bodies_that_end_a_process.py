@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import active_children
 from pathlib import Path
@@ -76,6 +78,13 @@ def test_readers_that_somebody_else_ends_cost_no_body(
         process.kill()
         process.join()
     assert batches.receive("b", "text/csv", ONE % b"") is False
+
+
+def test_a_limit_of_the_system_ends_no_reader() -> None:
+    """A process may not have a larger one than its parent."""
+    code = "import resource as r; r.setrlimit(r.RLIMIT_CPU, (3600, 3600)); from lakeupsert.pipeline.child import Child"
+    run = [sys.executable, "-c", f"{code}; print(Child().call(9, len, 'abc'))"]
+    assert subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "3\n"
 
 
 @pytest.mark.long

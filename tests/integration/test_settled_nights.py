@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lakeupsert import Table, clock
-from lakeupsert.operations import arrived
+from lakeupsert.operations import arrived, vacuum
 from lakeupsert.table import ledger, metadata
 from tests.harness.faults import Fault
 from tests.harness.lake import Lake, made_once, row
@@ -112,3 +112,58 @@ def test_a_proof_of_another_ledger_is_not_believed(proved: Lake) -> None:
     document["entry"] = "another"
     written.write_bytes(metadata.encode(document))
     assert not reconcile(proved)
+
+
+def test_a_batch_that_does_not_add_up_is_said_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrived, "PROVED_TOGETHER", 2)
+    lake = Lake(tmp_path)
+    for number in range(4):
+        _night(lake, number)
+    place = next((tmp_path / "processed/_lakeupsert/ledger").glob("*97.json"))
+    entry = json.loads(place.read_bytes())
+    entry.pop("digest", None)
+    entry["body"]["rows_read"] += 5
+    place.write_bytes(metadata.encode(entry))
+    for _ in range(2):
+        lake.reopen()
+        assert len(lake.table.reconcile().batches) == 1
+
+
+def test_a_wrong_proof_is_not_the_beginning_of_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrived, "PROVED_TOGETHER", 2)
+    lake = Lake(tmp_path)
+    for number in range(4):
+        _night(lake, number)
+    lake.table.reconcile()
+    place = _newest_proof(lake)
+    proof = json.loads(place.read_bytes())
+    proof.pop("digest", None)
+    right = proof["partitions"]["d=2020-01-01"]["rows"]
+    proof["partitions"]["d=2020-01-01"]["rows"] += 1
+    place.write_bytes(metadata.encode(proof))
+    for number in range(4, 8):
+        _night(lake, number)
+    lake.reopen()
+    assert not lake.table.reconcile().unbalanced
+    assert json.loads(_newest_proof(lake).read_bytes())["partitions"]["d=2020-01-01"]["rows"] == right + 4
+
+
+def test_a_vacuum_keeps_the_newest_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrived, "PROVED_TOGETHER", 1)
+    monkeypatch.setattr(vacuum, "VERSIONS_KEPT", timedelta(0))
+    lake = Lake(tmp_path)
+    for number in range(3):
+        _night(lake, number)
+        lake.table.reconcile()
+    newest = _newest_proof(lake)
+    lake.table.vacuum(dry=False)
+    assert [*newest.parent.glob("arrived-*")] == [newest]
+
+
+def _night(lake: Lake, number: int) -> None:
+    lake.land(f"{number}.jsonl", [row("a", 0, number, number)])
+    lake.run()
+
+
+def _newest_proof(lake: Lake) -> Path:
+    return max((lake.root / "processed/_lakeupsert/headers").glob("arrived-*"))
