@@ -153,13 +153,7 @@ def reconcile(
     published = publish(table)
     now = table.history.last_snapshot()
     known = read_arrived(table, now.body.batch) if now and host and not deep else NOT_KNOWN
-    proof = _prove(table, now, host, selected, progress, known) if now and host else []
-    if now and host and known.up_to >= 0 and (wrong := {p.partition for p in proof if not p.balanced}):
-        known = NOT_KNOWN  # the whole ledger decides
-        again = {p.partition: p for p in prove(table, now, host, wrong.__contains__, progress)}
-        proof = [again.get(p.partition, p) for p in proof]
-        if any(p.balanced for p in again.values()):
-            log.warning("table %r: the last proof was wrong for %s", table.name, short_list(sorted(wrong)))
+    proof, known = _prove_behind(table, now, host, selected, progress, known) if now and host else ([], known)
     batches = tuple(_unbalanced_batches(table.history, known.up_to)) if host else ()
     is_whole = now is not None and not now.body.lagging and len(proof) == len(now.body.partitions)
     if now and proof and is_whole and all(p.balanced for p in proof) and not batches:
@@ -187,8 +181,27 @@ def prove(
     selected: Callable[[str], bool] = lambda partition: True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Proof]:
-    """Prove, by the whole ledger, each selected partition that the snapshot shows or that a batch up to the snapshot's touches."""
+    """Prove, by the whole ledger, the selected partitions that the snapshot shows or that a batch up to the snapshot's touches."""
     return _prove(table, snapshot, host, selected, progress, NOT_KNOWN)
+
+
+def _prove_behind(
+    table: OpenTable,
+    snapshot: Link[Snapshot],
+    host: Host,
+    selected: Callable[[str], bool],
+    progress: Callable[[str], None],
+    known: AllArrived,
+) -> tuple[list[Proof], AllArrived]:
+    """As `prove`, by what is ``known`` of earlier entries. If a partition does not balance by that, nothing is."""
+    proofs = _prove(table, snapshot, host, selected, progress, known)
+    wrong = {p.partition for p in proofs if not p.balanced}
+    if known.up_to < 0 or not wrong:
+        return proofs, known
+    again = {p.partition: p for p in prove(table, snapshot, host, wrong.__contains__, progress)}
+    if any(p.balanced for p in again.values()):
+        log.warning("table %r: the last proof was wrong for %s", table.name, short_list(sorted(wrong)))
+    return [again.get(p.partition, p) for p in proofs], NOT_KNOWN
 
 
 def _prove(
