@@ -181,7 +181,7 @@ def prove(
     selected: Callable[[str], bool] = lambda partition: True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Proof]:
-    """Prove, by the whole ledger, the selected partitions that the snapshot shows or that a batch up to the snapshot's touches."""
+    """Prove, by the whole ledger, the selected partitions that the snapshot shows, or that a batch up to it touches."""
     return _prove(table, snapshot, host, selected, progress, NOT_KNOWN)
 
 
