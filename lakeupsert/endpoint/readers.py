@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from lakeupsert.endpoint.gate import LATER
 from lakeupsert.errors import TryAgainError
-from lakeupsert.pipeline.child import Child, EndedError, KilledError
+from lakeupsert.pipeline.child import Children, KilledError
 from lakeupsert.retries import READ_BODY_SECONDS
 
 Found = TypeVar("Found")
@@ -20,34 +20,18 @@ class Readers:
 
     def __init__(self) -> None:
         self._turns = threading.BoundedSemaphore(MOST)
-        self._idle: list[Child] = []
+        self._children = Children()
 
     def call(self, size: int, function: Callable[..., Found], *args: object) -> Found:
         """Return what a picklable function does that reads a body of ``size`` bytes, or raise what it raises.
 
         Raises EndedError if the body ends its reader, or TryAgainError if somebody else has ended two of them.
         """
-        seconds = READ_BODY_SECONDS + size / BYTES_A_SECOND
-        with self._turns:
-            try:
-                return self._ask(self._idle.pop() if self._idle else Child(), seconds, function, *args)
-            except KilledError:
-                pass
-            try:
-                return self._ask(Child(), seconds, function, *args)
-            except KilledError as e:
-                raise TryAgainError("worker-died", f"{e} Nothing was stored.", next=LATER) from e
-
-    def _ask(self, child: Child, seconds: float, function: Callable[..., Found], *args: object) -> Found:
         try:
-            found = child.call(seconds, function, *args)
-        except EndedError:
-            raise
-        except Exception:  # the function's
-            self._idle.append(child)
-            raise
-        self._idle.append(child)  # else its answer is still to come, and would be the next body's
-        return found
+            with self._turns:
+                return self._children.call(READ_BODY_SECONDS + size / BYTES_A_SECOND, function, *args)
+        except KilledError as e:
+            raise TryAgainError("worker-died", f"{e} Nothing was stored.", next=LATER) from e
 
 
 READERS = Readers()

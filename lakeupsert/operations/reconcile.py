@@ -180,38 +180,12 @@ def prove(
     host: Host,
     selected: Callable[[str], bool] = lambda partition: True,
     progress: Callable[[str], None] = lambda text: None,
+    known: AllArrived = NOT_KNOWN,
 ) -> list[Proof]:
-    """Prove, by the whole ledger, the selected partitions that the snapshot shows, or that a batch up to it touches."""
-    return _prove(table, snapshot, host, selected, progress, NOT_KNOWN)
+    """Prove each selected partition that the snapshot shows, or that a batch up to it touches.
 
-
-def _prove_behind(
-    table: OpenTable,
-    snapshot: Link[Snapshot],
-    host: Host,
-    selected: Callable[[str], bool],
-    progress: Callable[[str], None],
-    known: AllArrived,
-) -> tuple[list[Proof], AllArrived]:
-    """As `prove`, by what is ``known`` of earlier entries. If a partition does not balance by that, nothing is."""
-    proofs = _prove(table, snapshot, host, selected, progress, known)
-    wrong = {p.partition for p in proofs if not p.balanced}
-    if known.up_to < 0 or not wrong:
-        return proofs, known
-    again = {p.partition: p for p in prove(table, snapshot, host, wrong.__contains__, progress)}
-    if any(p.balanced for p in again.values()):
-        log.warning("table %r: the last proof was wrong for %s", table.name, short_list(sorted(wrong)))
-    return [again.get(p.partition, p) for p in proofs], NOT_KNOWN
-
-
-def _prove(
-    table: OpenTable,
-    snapshot: Link[Snapshot],
-    host: Host,
-    selected: Callable[[str], bool],
-    progress: Callable[[str], None],
-    known: AllArrived,
-) -> list[Proof]:
+    Of entries that are ``known``, it takes what came to each partition; it reads the others.
+    """
     entries = table.history.entries(known.up_to, snapshot.body.batch)
     [first] = table.history.entries(-1, 0)
     batches = {p: due for p, due in entries_by_partition(entries).items() if selected(p)}
@@ -248,6 +222,25 @@ def _prove(
             arrived = before.and_then(partition, due, active[manifest.merged])
             proofs.append(_prove_partition(manifest, next(counts), arrived, first.body.touched.get(partition)))
     return proofs
+
+
+def _prove_behind(
+    table: OpenTable,
+    snapshot: Link[Snapshot],
+    host: Host,
+    selected: Callable[[str], bool],
+    progress: Callable[[str], None],
+    known: AllArrived,
+) -> tuple[list[Proof], AllArrived]:
+    """As `prove`, by what is ``known`` of earlier entries. If a partition does not balance by that, nothing is."""
+    proofs = prove(table, snapshot, host, selected, progress, known)
+    wrong = {p.partition for p in proofs if not p.balanced}
+    if known.up_to < 0 or not wrong:
+        return proofs, known
+    again = {p.partition: p for p in prove(table, snapshot, host, wrong.__contains__, progress)}
+    if any(p.balanced for p in again.values()):
+        log.warning("table %r: the last proof was wrong for %s", table.name, short_list(sorted(wrong)))
+    return [again.get(p.partition, p) for p in proofs], NOT_KNOWN
 
 
 @dataclass(frozen=True)

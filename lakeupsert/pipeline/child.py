@@ -54,7 +54,7 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        # At its end, multiprocessing waits for processes.
+        # multiprocessing would wait at this process's end for the end of a call.
         util.Finalize(self, self._process.kill, exitpriority=0)
         try:
             with self._ends_within(START_SECONDS):
@@ -93,7 +93,7 @@ class Child:
 
     @contextmanager
     def _ends_within(self, seconds: float) -> Iterator[None]:
-        """Also if somebody has stopped the process, which then takes no call."""
+        """Kill the process after these seconds, also if somebody has stopped it, so that it takes no call."""
         timer = threading.Timer(seconds, self._process.kill)
         timer.daemon = True
         timer.start()
@@ -124,6 +124,48 @@ class Child:
         self._answers.close()
 
 
+class Children:
+    """Processes that stay for later calls, from any thread. A call whose process somebody else ended is made once more."""
+
+    def __init__(self) -> None:
+        self._idle: list[Child] = []
+
+    def call(
+        self,
+        seconds: float,
+        function: Callable[..., Found],
+        *args: object,
+        alive: Callable[[], object] = lambda: None,
+    ) -> Found:
+        """As `Child.call`. Raises KilledError if somebody else ended two processes."""
+        try:
+            return self._ask(self._idle.pop() if self._idle else Child(), seconds, function, *args, alive=alive)
+        except KilledError:
+            return self._ask(Child(), seconds, function, *args, alive=alive)
+
+    def _ask(
+        self,
+        child: Child,
+        seconds: float,
+        function: Callable[..., Found],
+        *args: object,
+        alive: Callable[[], object],
+    ) -> Found:
+        try:
+            found = child.call(seconds, function, *args, alive=alive)
+        except EndedError:
+            raise
+        except Exception:  # the function's
+            self._idle.append(child)
+            raise
+        self._idle.append(child)  # else its answer is still to come, and would be the next call's
+        return found
+
+    def end(self) -> None:
+        for child in self._idle:
+            child.end()
+
+
 def _answer_calls(answers: Connection, memory: int) -> None:
     """Call functions until the other end is closed."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
@@ -136,14 +178,7 @@ def _answer_calls(answers: Connection, memory: int) -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a call that has begun is answered first
             seconds, function, args = answers.recv()
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            used = resource.getrusage(resource.RUSAGE_SELF)
-            limit, (_, most) = (
-                math.ceil(used.ru_utime + used.ru_stime + seconds),
-                resource.getrlimit(resource.RLIMIT_CPU),
-            )
-            resource.setrlimit(
-                resource.RLIMIT_CPU, (limit if most == resource.RLIM_INFINITY else min(limit, most), most)
-            )
+            _limit_processor_time(seconds)
             try:
                 found = function(*args)
             except MemoryError:
@@ -152,6 +187,14 @@ def _answer_calls(answers: Connection, memory: int) -> None:
                 e.add_note(f"In another process:\n{traceback.format_exc()}")
                 found = e
             answers.send(found)
+
+
+def _limit_processor_time(seconds: float) -> None:
+    """Let the system end this process once it has used so much more. No limit is above the one that it was started with."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = math.ceil(used.ru_utime + used.ru_stime + seconds)
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
 def _end_with_parent() -> None:

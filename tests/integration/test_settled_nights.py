@@ -107,7 +107,7 @@ def test_restore_behind_a_proof_is_proved_once_by_the_whole_ledger(proved: Lake)
 
 
 def test_a_proof_of_another_ledger_is_not_believed(proved: Lake) -> None:
-    written = max((proved.root / "processed/_lakeupsert/headers").glob("arrived-*"))
+    written = _newest_proof(proved)
     document = json.loads(written.read_bytes())
     document["entry"] = "another"
     written.write_bytes(metadata.encode(document))

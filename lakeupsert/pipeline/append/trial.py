@@ -28,7 +28,7 @@ from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.registry import readable_format
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.discover import AppendOptions, Ground
-from lakeupsert.pipeline.child import Child, EndedError, KilledError
+from lakeupsert.pipeline.child import Children, EndedError
 from lakeupsert.pipeline.leadership import this_process
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import ObjectReader
@@ -126,22 +126,15 @@ def _try_all(
     alive: Callable[[], object] = lambda: None,
 ) -> dict[str, str]:
     found: dict[str, str] = {}
-    child: Child | None = None
+    children = Children()
     try:
         for file in inputs:
-            for is_last in (False, True):
-                child = child or Child()
-                try:
-                    child.call(LEAST_SECONDS + file.size / BYTES_A_SECOND, _read, landing, file, reading, alive=alive)
-                except EndedError as e:
-                    child = None
-                    if isinstance(e, KilledError) and not is_last:
-                        continue
-                    found[file.path] = str(e)
-                break
+            try:
+                children.call(LEAST_SECONDS + file.size / BYTES_A_SECOND, _read, landing, file, reading, alive=alive)
+            except EndedError as e:
+                found[file.path] = str(e)
     finally:
-        if child:
-            child.end()
+        children.end()
     return found
 
 
