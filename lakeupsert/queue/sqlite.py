@@ -25,7 +25,7 @@ from lakeupsert import clock
 from lakeupsert.decoding import decoder_of
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.queue.base import ALONE_FROM, NOTHING_DONE, DeadLetter, Lease, Message, MessageError, QueueStats
-from lakeupsert.retries import BUSY_PAUSE_SECONDS, BUSY_SECONDS, SQLITE_READS
+from lakeupsert.retries import BUSY_PAUSE_SECONDS, BUSY_SECONDS, LONGEST_SQLITE_LEASE_SECONDS, SQLITE_READS
 
 Found = TypeVar("Found")
 
@@ -38,6 +38,7 @@ _SCHEMA = (
         token TEXT UNIQUE, owner TEXT, buried TEXT)""",
     "CREATE INDEX IF NOT EXISTS owners ON messages (owner) WHERE owner IS NOT NULL",
 )
+_HIDDEN = f"visible_at > :now AND visible_at <= :now + {LONGEST_SQLITE_LEASE_SECONDS}"
 
 
 class SqliteQueue:
@@ -67,8 +68,8 @@ class SqliteQueue:
             now = clock.now().timestamp()
             _free_leases_of_ended(db, now, me)
             rows = db.execute(
-                "SELECT id, body, receives + 1 FROM messages WHERE buried IS NULL AND visible_at <= ? ORDER BY id",
-                (now,),
+                f"SELECT id, body, receives + 1 FROM messages WHERE buried IS NULL AND NOT ({_HIDDEN}) ORDER BY id",
+                {"now": now},
             )
             leases: list[Lease] = []
             while len(leases) < limit and (row := rows.fetchone()):
@@ -84,21 +85,21 @@ class SqliteQueue:
                     continue
                 db.execute(
                     "UPDATE messages SET token = ?, owner = ?, receives = ?, visible_at = ? WHERE id = ?",
-                    (lease.token, _encode_owner(me), receives, now + lease_seconds, id_),
+                    (lease.token, _encode_owner(me), receives, _visible_at(lease_seconds), id_),
                 )
                 leases.append(lease)
         return leases
 
     def extend(self, lease: Lease, lease_seconds: float) -> bool:
         # This process now owns the lease: it may be a worker that got it from the receiving process.
-        visible_at, owner = clock.now().timestamp() + lease_seconds, _encode_owner(_this_process())
-        return self._answer(lease, "UPDATE messages SET visible_at = ?, owner = ?", visible_at, owner)
+        values = _visible_at(lease_seconds), _encode_owner(_this_process())
+        return self._answer(lease, "UPDATE messages SET visible_at = ?, owner = ?", *values)
 
     def ack(self, lease: Lease) -> bool:
         return self._answer(lease, "DELETE FROM messages")
 
     def release(self, lease: Lease, delay_seconds: float = 0.0) -> bool:
-        visible_at = clock.now().timestamp() + delay_seconds if delay_seconds else 0.0
+        visible_at = _visible_at(delay_seconds) if delay_seconds else 0.0
         return self._answer(lease, "UPDATE messages SET visible_at = ?, token = NULL, owner = NULL", visible_at)
 
     def bury(self, lease: Lease, reason: str) -> bool:
@@ -108,13 +109,14 @@ class SqliteQueue:
         def count(db: sqlite3.Connection) -> QueueStats:
             now = clock.now().timestamp()
             visible, leased, dead = db.execute(
-                "SELECT count(*) FILTER (WHERE buried IS NULL AND visible_at <= ?1), "
-                "count(*) FILTER (WHERE buried IS NULL AND visible_at > ?1), count(buried) FROM messages",
-                (now,),
+                f"SELECT count(*) FILTER (WHERE buried IS NULL AND NOT ({_HIDDEN})), "
+                f"count(*) FILTER (WHERE buried IS NULL AND {_HIDDEN}), count(buried) FROM messages",
+                {"now": now},
             ).fetchone()
-            of_owner = "SELECT count(*) FROM messages WHERE buried IS NULL AND visible_at > ? AND owner = ?"
+            of_owner = f"SELECT count(*) FROM messages WHERE buried IS NULL AND {_HIDDEN} AND owner = :owner"
             # Messages of ended processes count as visible, although only the next receive frees them.
-            free = sum(db.execute(of_owner, (now, ended)).fetchone()[0] for ended in _ended_owners(db, _this_process()))
+            ended = _ended_owners(db, _this_process())
+            free = sum(db.execute(of_owner, {"now": now, "owner": owner}).fetchone()[0] for owner in ended)
             return QueueStats(visible + free, leased - free, dead)
 
         return self._read(count) or QueueStats(0, 0, 0)
@@ -271,6 +273,10 @@ class SqliteQueue:
             next="if it is the queue, stop its workers and delete it (`lakeupsert run` sends the messages again); if it is "
             "another file, set another path in `queue`",
         )
+
+
+def _visible_at(seconds: float) -> float:
+    return clock.now().timestamp() + min(LONGEST_SQLITE_LEASE_SECONDS, seconds)
 
 
 def _decode(body: str) -> Message | None:

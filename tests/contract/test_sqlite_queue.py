@@ -65,12 +65,14 @@ class HoursAhead(clock.Source):
 def test_message_of_a_process_whose_clock_is_ahead_waits_for_nobody(queue: SqliteQueue) -> None:
     """It was hidden until the clocks of all workers had got there."""
     with clock.use(HoursAhead()):
-        queue.send(messages(3))
-        dead, back = queue.receive(2, HOLD)
-        queue.release(back)
+        queue.send(messages(4))
+        dead, back, _ = queue.receive(3, HOLD)
+        queue.release(back, delay_seconds=5)
         queue.bury(dead, "it failed")
         queue.redrive([dead.message])
-    assert len(queue.receive(3, HOLD)) == 3
+    assert queue.stats().visible == 4  # one of them leased, by a process that lives
+    assert len(queue.receive(4, HOLD)) == 4
+    assert queue.stats().leased == 4
 
 
 # -- processes
