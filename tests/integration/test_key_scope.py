@@ -25,7 +25,7 @@ from lakeupsert.pipeline import table_keys
 from lakeupsert.pipeline.append import append as append_module
 from lakeupsert.pipeline.append.append import append
 from lakeupsert.pipeline.append.discover import AppendOptions
-from lakeupsert.rows import vectors
+from lakeupsert.rows import datafiles, vectors
 from lakeupsert.rows.datafiles import read_file
 from lakeupsert.storage import StoreUnavailableError, open_store
 from lakeupsert.table import metadata
@@ -135,6 +135,7 @@ def test_keys_of_one_hash_are_several_keys(tmp_path: Path, monkeypatch: pytest.M
 def test_index_in_many_ranges_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "RANGE_ROWS", 8)
     monkeypatch.setattr(spill, "MOST_BITS", 4)
+    monkeypatch.setattr(datafiles, "FEW_ROWS", 0)  # statistics tell which parts of a file a range needs
     monkeypatch.setattr(vectors, "INLINE_BYTES", 0)
     lake = Lake(tmp_path, key_scope="table")
     rng = random.Random(8)
