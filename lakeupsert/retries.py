@@ -50,7 +50,7 @@ LONGEST_SQS_LEASE_SECONDS = 43_200
 LONGEST_AZURE_LEASE_SECONDS = 7 * 86_400
 """The services' own limits."""
 LONGEST_SQLITE_LEASE_SECONDS = 300
-"""A message that is hidden for longer was hidden by a clock that has been set back since, so it is visible."""
+"""No call hides a message for longer. One that is, was hidden by a clock that has been set back since, so it is visible."""
 PEEK_SECONDS = 120
 """How long a caller that lists dead letters hides them from others. Too short for very many letters: some appear twice, which is
 harmless. Longer: after a killed process, they stay hidden for that time."""

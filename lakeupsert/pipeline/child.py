@@ -138,28 +138,22 @@ class Children:
         alive: Callable[[], object] = lambda: None,
     ) -> Found:
         """As `Child.call`. Raises KilledError if somebody else ended two processes."""
-        try:
-            return self._ask(self._idle.pop() if self._idle else Child(), seconds, function, *args, alive=alive)
-        except KilledError:
-            return self._ask(Child(), seconds, function, *args, alive=alive)
 
-    def _ask(
-        self,
-        child: Child,
-        seconds: float,
-        function: Callable[..., Found],
-        *args: object,
-        alive: Callable[[], object],
-    ) -> Found:
+        def ask(child: Child) -> Found:
+            try:
+                found = child.call(seconds, function, *args, alive=alive)
+            except EndedError:
+                raise
+            except Exception:  # the function's
+                self._idle.append(child)
+                raise
+            self._idle.append(child)  # else its answer is still to come, and would be the next call's
+            return found
+
         try:
-            found = child.call(seconds, function, *args, alive=alive)
-        except EndedError:
-            raise
-        except Exception:  # the function's
-            self._idle.append(child)
-            raise
-        self._idle.append(child)  # else its answer is still to come, and would be the next call's
-        return found
+            return ask(self._idle.pop() if self._idle else Child())
+        except KilledError:
+            return ask(Child())
 
     def end(self) -> None:
         for child in self._idle:

@@ -38,7 +38,7 @@ def kept(variables: str, most: int) -> Callable[[Callable[[*Given], Made]], Call
 
         @wraps(make)
         def made_here(*given: *Given) -> Made:
-            # The names first: each request looks here, and the values of all variables take longer than its signature.
+            # The names first: each request looks here, and all other values would be decoded for nothing.
             environment = tuple((name, os.environ[name]) for name in sorted(os.environ) if name.startswith(variables))
             return made(os.getpid(), environment, *given)
 

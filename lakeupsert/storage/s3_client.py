@@ -42,13 +42,17 @@ def _session() -> boto3.Session:
     return boto3.Session(botocore_session=core)
 
 
-def _timestamp(text: str) -> datetime:
-    """The time of a header or of a listing. botocore's own parser takes 20 times as long, since it supports any format."""
-    with suppress(ValueError):
-        time = parsedate_to_datetime(text) if text.endswith("GMT") else datetime.fromisoformat(text)
-        if time.tzinfo:
-            return time
-    other: datetime = parse_timestamp(text)
+def _timestamp(value: str | float) -> datetime:
+    """The time of a header or of a listing. botocore's own parser takes 20 times as long, since it supports any format.
+
+    ``value``: a number in the answers of services that speak JSON, of which credentials may come.
+    """
+    if isinstance(value, str):
+        with suppress(ValueError):
+            time = parsedate_to_datetime(value) if value.endswith("GMT") else datetime.fromisoformat(value)
+            if time.tzinfo:
+                return time
+    other: datetime = parse_timestamp(value)
     return other
 
 
