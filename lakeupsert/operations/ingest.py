@@ -120,9 +120,11 @@ class Intake(Rounds):
     def _append(self, *, look: bool) -> AppendResult | None:
         """``look``: call `append` also if no file is new, which checks the table and its landing zone."""
         taken = None if look else self.table.history.known_taken
-        listed = list_landing(self.table, taken=taken)
-        found = {one.name: one for one in listed if is_landing_file(one.name) and not one.is_foreign}
-        new = {name: one for name, one in found.items() if self._taken.get(name) != one}
+        listed = [*list_landing(self.table, taken=taken)]
+        found = {one.name: one for one in listed}
+        # Of years of files few are new, so the name of a known one is not looked at.
+        others = (one for name, one in found.items() if self._taken.get(name) != one)
+        new = {one.name: one for one in others if is_landing_file(one.name) and not one.is_foreign}
         ready = {name: one for name, one in new.items() if self._seen.get(name) == one or self._is_whole(name)}
         self._seen = new
         self._note_restless(new.keys() - ready.keys())
@@ -134,7 +136,12 @@ class Intake(Rounds):
         batch = {name: one for name, one in ready.items() if name not in left}
         careful = self.leadership.took_over
         of_batch = AppendOptions(
-            host="local", only=batch, progress=lambda text: self.beat(), warn=self.warn, careful=careful
+            host="local",
+            only=batch,
+            listed=listed,
+            progress=lambda text: self.beat(),
+            warn=self.warn,
+            careful=careful,
         )
         appended = append(self.table, of_batch)
         self.leadership.took_over = careful and (self.has_more or not batch)

@@ -6,17 +6,20 @@ this process -- a function and its arguments --> child -- the result, or the err
 import math
 import os
 import resource
+import select
 import signal
+import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context, parent_process, resource_tracker, util
-from multiprocessing.connection import Connection, wait
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from subprocess import DEVNULL, Popen
 from typing import TypeVar, cast
 
 from lakeupsert.errors import TryAgainError
-from lakeupsert.phrases import BELOW_MAIN
 from lakeupsert.pipeline.workers.drain_queues import limit_bytes
 
 Found = TypeVar("Found")
@@ -43,19 +46,18 @@ class Child:
     """One process, for one call at a time. After an EndedError it has ended."""
 
     def __init__(self) -> None:
-        context = get_context("spawn")  # a copy of this process would have its locks and connections
-        self._answers, theirs = context.Pipe()
+        self._answers, theirs = Pipe()
         memory = int(limit_bytes() * MEMORY_SHARE)
-        self._process = context.Process(target=_answer_calls, args=(theirs, memory), daemon=True)
-        resource_tracker.ensure_running()  # which the first start would do, and change the signals that are blocked
+        # A copy of this process would have its locks and connections. One of multiprocessing would run the user's script again.
+        code = f"import sys; sys.path[:] = {sys.path}; from {__name__} import answer_calls; "
+        code += f"answer_calls({theirs.fileno()}, {memory})"
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
         try:
-            self._process.start()
+            self._process = Popen([sys.executable, "-c", code], stdin=DEVNULL, pass_fds=[theirs.fileno()])
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        # multiprocessing would wait at this process's end for the end of a call.
-        util.Finalize(self, self._process.kill, exitpriority=0)
+        weakref.finalize(self, self._process.kill)
         try:
             with self._ends_within(START_SECONDS):
                 self._answers.recv()  # it has started, which takes long on a busy machine
@@ -63,7 +65,7 @@ class Child:
             raise TryAgainError(
                 "worker-died",
                 f"The process that reads for this one ended before it began ({self._ending()}). Nothing was committed.",
-                next=f"run the same command again; {BELOW_MAIN}",
+                next="run the same command again",
             ) from e
 
     def call(
@@ -104,7 +106,7 @@ class Child:
 
     def _error(self, seconds: float) -> EndedError:
         ending = self._ending()
-        match -(self._process.exitcode or 0):
+        match -(self._process.returncode):
             case signal.SIGXCPU:
                 return EndedError(f"It was not read to its end within {seconds:.0f} seconds of processor time.")
             case signal.SIGKILL | signal.SIGTERM | signal.SIGHUP:
@@ -114,13 +116,12 @@ class Child:
         return EndedError(f"A process that reads it ends ({ending}).")
 
     def _ending(self) -> str:
-        self._process.join()
-        code = self._process.exitcode or 0
+        code = self._process.wait()
         return (signal.strsignal(-code) or f"signal {-code}") if code < 0 else f"exit code {code}"
 
     def end(self) -> None:
         self._process.kill()
-        self._process.join()
+        self._process.wait()
         self._answers.close()
 
 
@@ -160,10 +161,11 @@ class Children:
             child.end()
 
 
-def _answer_calls(answers: Connection, memory: int) -> None:
-    """Call functions until the other end is closed."""
+def answer_calls(pipe: int, memory: int) -> None:
+    """Call functions until the other end of a pipe is closed. ``memory``: bytes that they may take."""
+    answers = Connection(pipe)
     signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_AS, (_mapped_bytes() + memory,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers.send(None)
@@ -191,12 +193,12 @@ def _limit_processor_time(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(pipe: int) -> None:
     """A call that never ends would outlive a parent that was killed."""
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+    closed = select.poll()
+    closed.register(pipe, 0)  # no event but that the other end is closed
+    closed.poll()
+    os._exit(1)
 
 
 def _mapped_bytes() -> int:

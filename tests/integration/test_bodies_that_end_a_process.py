@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from lakeupsert.pipeline import child
 from tests.harness import ending_bodies
 from tests.harness.endpoint import CONFIG, merged, served
 from tests.harness.lake import Lake
-from tests.harness.processes import wait_until
+from tests.harness.processes import readers_here, wait_until
 
 ROOT = Path(__file__).parents[2]
 HEADER = b"id,day,ts,v\n"
@@ -74,9 +73,9 @@ def test_readers_that_somebody_else_ends_cost_no_body(
             with pytest.raises(TryAgainError) as found:
                 answer.result()
             assert found.value.code == "worker-died"
-    for process in active_children():  # that waits
-        process.kill()
-        process.join()
+    for number in readers_here():  # that wait
+        os.kill(number, signal.SIGKILL)
+    wait_until(lambda: not readers_here(), "they have ended")
     assert batches.receive("b", "text/csv", ONE % b"") is False
 
 
@@ -92,10 +91,10 @@ def test_a_reader_that_somebody_stopped_costs_no_body(tmp_path: Path, monkeypatc
     monkeypatch.setattr(readers, "READERS", readers.Readers())
     monkeypatch.setattr("lakeupsert.endpoint.check.READERS", readers.READERS)
     batches = Batches(Lake(tmp_path).opened)
-    before = {*active_children()}
+    before = readers_here()
     assert batches.receive("a", "text/csv", ONE % b"") is False
-    [reader] = {*active_children()} - before
-    os.kill(reader.pid or 0, signal.SIGSTOP)
+    [reader] = readers_here() - before
+    os.kill(reader, signal.SIGSTOP)
     monkeypatch.setattr(child, "WAITS", 1)
     assert batches.receive("b", "text/csv", (ONE % b"").ljust(1_000_000, b"\n")) is False, "more than a pipe holds"
 

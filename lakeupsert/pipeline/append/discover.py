@@ -26,7 +26,7 @@ from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.resources import Resources
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_landing
-from lakeupsert.storage.base import NOTHING, last_left_out
+from lakeupsert.storage.base import NOTHING
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import (
     LedgerEntry,
@@ -75,6 +75,7 @@ class AppendOptions(BatchOptions):
         again: take only landing files whose batches were all withdrawn by a restore.
         replay_quarantine: commit the quarantined rows that pass now, instead of landing files (always in this process).
         only: the files that may be taken, as they were listed, by path; None: all.
+        listed: all files of the landing zone, if it was listed for ``only``; None: list it.
         folder: look only at files below it. Its own name may be one that others leave out, like ``_spark/``.
         careful: for a leader: the one before may have been ended by a file (`trial`).
     """
@@ -83,6 +84,7 @@ class AppendOptions(BatchOptions):
     again: bool = False
     replay_quarantine: bool = False
     only: Mapping[str, ObjectInfo] | None = None
+    listed: Iterable[ObjectInfo] | None = None
     folder: str = ""
     careful: bool = False
 
@@ -329,12 +331,11 @@ def list_landing(
     below: str = "",
     limit: int | None = None,
     taken: TakenFiles | None = None,
-    needed: Collection[str] = (),
 ) -> Iterator[ObjectInfo]:
     """All files of the landing zone, or the first ``limit``. Raises ConfigurationError if it is missing.
 
     Files of a source that were ``taken`` are left out, up to the first that was not: it writes so many that to list them all
-    would soon take longer than a batch. If one of those is ``needed``, none is left out.
+    would soon take longer than a batch.
     """
     landing = open_landing(table.settings.landing)
     if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
@@ -344,8 +345,6 @@ def list_landing(
             next=f"create it, or correct `landing` in [tables.{table.name}]",
         )
     above = {source: taken.all_up_to(source) for source in table.sources} if taken else NOTHING
-    if any(last_left_out(name, above) for name in needed):
-        above = NOTHING
     return table.resources.landing.list(below, limit=limit, above=above)
 
 
@@ -372,8 +371,7 @@ def _list_landing(
     folders: set[str] = set()
     listed = by_size = 0
     log: TableLog | None = None
-    known_of_ingest = None if options.only is None else known  # which looks at all files once a minute
-    for found in list_landing(table, options.folder, taken=known_of_ingest, needed=options.only or ()):
+    for found in list_landing(table, options.folder) if options.listed is None else options.listed:
         log = log or log_of(found.name)
         if found.is_foreign:
             foreign += [found.name] if is_landing_file(found.name) else []
