@@ -62,10 +62,10 @@ def map_counted(
     """
     if host.in_process:
         return host.map(function, items, sizes)
-    return _add_requests(store, host.map(partial(_count_requests, store, function), items, sizes))
+    return _add_requests(store, host.map(partial(count_requests, store, function), items, sizes))
 
 
-def _count_requests(store: ObjectStore, function: Callable[[Item], Found], item: Item) -> tuple[Found, dict[str, int]]:
+def count_requests(store: ObjectStore, function: Callable[[Item], Found], item: Item) -> tuple[Found, dict[str, int]]:
     """What the function returns, and how many requests of each kind it sent to the store."""
     before = store.requests.as_dict()
     found = function(item)

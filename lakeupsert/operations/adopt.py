@@ -12,21 +12,18 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
 
-from lakeupsert.engine.attempts import all_or_raise
-from lakeupsert.engine.hosts import Host, map_counted
-from lakeupsert.engine.runs import runs
+from lakeupsert.engine.hosts import Host
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
-from lakeupsert.landing.adopted import FileFooter, null_key_error, read_footer
+from lakeupsert.landing.adopted import FileFooter, null_key_error
 from lakeupsert.landing.adopted_folders import folder_type, keep_folders
-from lakeupsert.landing.formats.blocks import UnreadableFileError
 from lakeupsert.landing.formats.inference import unify
 from lakeupsert.landing.table_logs import TableLog, log_above, log_of
+from lakeupsert.operations.footers import read_footers
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.discover import is_landing_file
 from lakeupsert.pipeline.declared import Declaration
@@ -35,7 +32,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.table_keys import first_index
 from lakeupsert.rows.statistics import columns_with_statistics
-from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
+from lakeupsert.storage import ObjectInfo, ObjectStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HIVE_NULL, HOME, WHOLE_TABLE, partition_name, partition_of, partition_texts
 from lakeupsert.table.ledger import KeyIndex, LandingFile, LedgerEntry, Touched, next_stamp
@@ -46,10 +43,6 @@ from lakeupsert.table.types import same_values, widen
 
 AT_ONCE = 16
 """Concurrent requests."""
-FILES_AN_ITEM = 256
-"""So many footers are read by one item of the host's work."""
-FOOTER_BYTES = 64 << 10
-"""About what is read of each file."""
 Statistics = Mapping[str, tuple[ColumnStatistics, ...]]
 """Of each file, by its name."""
 
@@ -87,7 +80,7 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
     _refuse_log(table, log_above(table.settings.processed))
     folders, others = _list_files(table)
     progress(f"reading the footers of {count(sum(map(len, folders.values())), 'file')}")
-    footings = _footings(table, host, [info for files in folders.values() for info in files])
+    footings = read_footers(table, host, [info for files in folders.values() for info in files])
     spec, warnings = plan_spec(table, footings, list(folders))
     _refuse_null_keys(table.resources.store, footings)
     touched = _touched(folders, footings)
@@ -304,41 +297,6 @@ def is_partition(folder: str, columns: Sequence[str]) -> bool:
         return not folder
     texts = partition_texts(folder)
     return list(texts) == [*columns] and folder.count("/") == len(columns) - 1 and partition_name(texts) is not None
-
-
-def _footings(table: OpenTable, host: Host, files: Sequence[ObjectInfo]) -> list[FileFooter]:
-    items = list(runs(files, lambda file: 1, FILES_AN_ITEM))
-    sizes = [float(len(item) * FOOTER_BYTES) for item in items]
-    read = partial(_read_footers, table.resources.store, table.settings.key, table.declaration.order_columns)
-    found = map_counted(host, table.resources.store, read, items, sizes)
-    results = [result for of_item in all_or_raise(found) for result in of_item]
-    bad = [r for r in results if isinstance(r, str)]
-    if bad:
-        raise RefusedError(
-            "unreadable-files",
-            f"{len(bad)} of {len(files)} files can't be adopted. The first is {bad[0]} Nothing was changed.",
-            next="repair these files or move them out of the folder, then run `lakeupsert adopt` again",
-        )
-    return [r for r in results if isinstance(r, FileFooter)]
-
-
-def _read_footers(
-    store: ObjectStore, key: Sequence[str], order_by: Sequence[str], files: Sequence[ObjectInfo]
-) -> list[FileFooter | str]:
-    """The footer of each file, or why it can't be read. Equal schemas are one object, which makes the pickled result small."""
-    schemas: dict[pa.Schema, pa.Schema] = {}
-
-    def read(info: ObjectInfo) -> FileFooter | str:
-        try:
-            footer = read_footer(store, info, key, order_by)
-        except UnreadableFileError as e:
-            return f"{store.uri(info.name)}: {e.reason}"
-        except NotFoundError:
-            return f"{store.uri(info.name)} was deleted while it was read"
-        return replace(footer, schema=schemas.setdefault(footer.schema, footer.schema))
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(read, files))
 
 
 def plan_spec(

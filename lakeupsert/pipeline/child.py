@@ -126,10 +126,15 @@ class Child:
 
 
 class Children:
-    """Processes that stay for later calls, from any thread. A call whose process somebody else ended is made once more."""
+    """Processes that stay for later calls, from any thread. A call whose process somebody else ended is made once more.
+
+    Pickled, it has no process."""
 
     def __init__(self) -> None:
         self._idle: list[Child] = []
+
+    def __reduce__(self) -> tuple[type["Children"], tuple[()]]:
+        return Children, ()
 
     def call(
         self,
@@ -156,7 +161,7 @@ class Children:
         except KilledError:
             return ask(Child())
 
-    def end(self) -> None:
+    def close(self) -> None:
         for child in self._idle:
             child.end()
 

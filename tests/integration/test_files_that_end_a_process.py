@@ -206,6 +206,36 @@ def test_a_script_runs_once(tmp_path: Path) -> None:
     assert not has_sign(tmp_path)
 
 
+def test_plan_says_that_it_would_be_set_aside(tmp_path: Path) -> None:
+    land(tmp_path, "ends-abort", "a", rows=2)
+    for rows in (2, 5):  # of a table that there is not yet, and of one
+        planned = opened(str(tmp_path)).plan()
+        assert planned.rows == rows
+        assert "'ends-abort.csv': A process that reads it ends" in " ".join(planned.notes)
+        if rows == 2:
+            leave_sign(opened(str(tmp_path)))
+            opened(str(tmp_path)).run(host="local")
+            (tmp_path / "landing" / "ends-abort.csv").write_text("id,v\nother,1\n")
+            land(tmp_path, "b", rows=5)
+
+
+def test_adopt_names_it(tmp_path: Path) -> None:
+    folder = tmp_path / "processed"
+    folder.mkdir()
+    for name in ("a", "ends-abort", "b", "c", "d"):
+        pq.write_table(pa.table({"id": [name]}), folder / f"{name}.parquet")
+    table = ending_store.opened(str(tmp_path))
+    table._table.resources.store = ending_store.EndingStore(folder)
+    with pytest.raises(
+        RefusedError, match=r"ends-abort.parquet: A process that reads it ends .*Nothing was changed"
+    ) as found:
+        table.adopt(host="local")
+    assert found.value.message.startswith("1 of 5 files")
+    (folder / "ends-abort.parquet").unlink()
+    assert table.adopt(host="local").rows == 4
+    assert sorted(ids(table)) == ["a", "b", "c", "d"]
+
+
 def test_init_and_try_leave_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apart, "propose", ending_store.propose_here)
     monkeypatch.setattr(trial, "_read", ending_store.read_here)

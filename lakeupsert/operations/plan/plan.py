@@ -11,7 +11,7 @@ The sizes of rows, the share of new keys and the seconds are learned from the la
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +38,8 @@ from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.discover import Ground, discover
 from lakeupsert.pipeline.append.full_extract import partitions_in_scope
 from lakeupsert.pipeline.append.next_spec import plan_spec, under_old_names, unfit_files, without_operations
+from lakeupsert.pipeline.append.trial import Apart
+from lakeupsert.pipeline.child import EndedError
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.read_cost import ReadCost, read_cost
@@ -141,12 +143,13 @@ def plan(
     ground = discover(table)
     files, warnings = ground.inputs, ground.warnings
     head, known = ground.head, ground.spec
-    expected = _expected_spec(table, files, known)
-    spec = expected.spec
+    with closing(Apart(table.resources.landing)) as apart:
+        expected = _expected_spec(table, apart, files, known)
+        spec = expected.spec
+        previews = _previews(table, apart, files, spec) if spec else []
     notes = [*warnings, *expected.notes, *without_operations(table, ground.entries)]
     if spec is None and files:
         notes.append(f"0 of {count(len(files), 'landing file')} can be read, and `run` would refuse them")
-    previews = _previews(table, files, spec) if spec else []
     batches = last_batches(table.history, head.number) if head else []
     nights = last_nights(table.history)
     sizes = learn_sizes(spec, nights, [b.body for b in batches], expected.sample) if spec else Sizes()
@@ -239,15 +242,17 @@ class _ExpectedSpec:
     sample: tuple[tuple[float, float], ...] = ()
 
 
-def _expected_spec(table: OpenTable, files: Sequence[LandingInput], known: TableSpec | None) -> _ExpectedSpec:
+def _expected_spec(
+    table: OpenTable, apart: Apart, files: Sequence[LandingInput], known: TableSpec | None
+) -> _ExpectedSpec:
     """Of text files, only their beginnings are read."""
     if not files:
         return _ExpectedSpec(known)
     sizes = _shares(files, table.history.reading)
-    found = {file: _survey(table, file, sizes.get(file.path, 0), known) for file in files}
+    found = {file: _survey(table, apart, file, sizes.get(file.path, 0), known) for file in files}
     surveys = {file: one for file, one in found.items() if one is not None}
     if known is None:
-        return _first_spec(table, surveys, sizes) if surveys else _ExpectedSpec(None)
+        return _first_spec(table, apart, surveys, sizes) if surveys else _ExpectedSpec(None)
     unfit = {one.path for one in unfit_files(known, list(surveys.values()))}
     spec, warnings = plan_spec(table, known, [s for s in surveys.values() if s.path not in unfit], ahead=True)
     names = (
@@ -259,7 +264,9 @@ def _expected_spec(table: OpenTable, files: Sequence[LandingInput], known: Table
     return _ExpectedSpec(spec, [*warnings, *under_old_names(table, renamed)])
 
 
-def _first_spec(table: OpenTable, surveys: Mapping[LandingInput, Survey], sizes: Mapping[str, int]) -> _ExpectedSpec:
+def _first_spec(
+    table: OpenTable, apart: Apart, surveys: Mapping[LandingInput, Survey], sizes: Mapping[str, int]
+) -> _ExpectedSpec:
     try:
         spec, warnings = plan_spec(table, None, list(surveys.values()), ahead=True)
     except ConfigurationError as e:
@@ -268,22 +275,23 @@ def _first_spec(table: OpenTable, surveys: Mapping[LandingInput, Survey], sizes:
         spec, warnings = plan_spec(table, None, list(surveys.values()), ahead=True, fitted=True)
         warnings.append(f"rows with other values go to quarantine; if no row is left, the run fails: {e.message}")
     largest = max(surveys, key=lambda f: f.size)
-    rows = read_beginning(
-        table.resources.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), table.history.reading
-    ).rows
-    sample = tuple((len(part), parquet_bytes(part)) for part in (rows.slice(0, 1), rows) if len(part))
+    sample: tuple[tuple[float, float], ...] = ()
+    with suppress(EndedError):
+        size = sizes.get(largest.path, 0)
+        rows = apart.read(read_beginning, largest, SAMPLE_ROWS, size, table.history.reading).rows
+        sample = tuple((len(part), parquet_bytes(part)) for part in (rows.slice(0, 1), rows) if len(part))
     return _ExpectedSpec(spec, warnings, sample)
 
 
-def _survey(table: OpenTable, file: LandingInput, size: int, known: TableSpec | None) -> Survey | None:
+def _survey(table: OpenTable, apart: Apart, file: LandingInput, size: int, known: TableSpec | None) -> Survey | None:
     """What append finds first in a file (of a text file, in its beginning); None if the file can't be read."""
     reading = table.history.reading
     schema, text = known.schema if known else None, table.declaration.text_columns
-    if format_of(file.path, reading.format).typed:
-        found = survey(table.resources.landing, file, reading, schema, text)
+    with suppress(Unreadable, NotFoundError, EndedError):
+        if not format_of(file.path, reading.format).typed:
+            return apart.read(read_beginning, file, 0, size, reading, schema, text).survey
+        found = apart.read(survey, file, reading, schema, text)
         return found if found.schema is not None else None
-    with suppress(Unreadable, NotFoundError):
-        return read_beginning(table.resources.landing, file, 0, size, reading, schema, text).survey
     return None
 
 
@@ -297,13 +305,16 @@ def _shares(files: Sequence[LandingInput], reading: Reading) -> dict[str, int]:
     return shares
 
 
-def _previews(table: OpenTable, files: Sequence[LandingInput], spec: TableSpec) -> list[Preview]:
-    sizes = _shares(files, table.history.reading)
-    previews = []
+def _previews(table: OpenTable, apart: Apart, files: Sequence[LandingInput], spec: TableSpec) -> list[Preview]:
+    reading = table.history.reading
+    sizes, previews = _shares(files, reading), []
     for file in files:
-        with suppress(NotFoundError):
-            size = sizes.get(file.path, 0)
-            previews.append(preview(table.resources.landing, file, table.history.reading, spec, size))
+        try:
+            previews.append(apart.read(preview, file, reading, spec, sizes.get(file.path, 0)))
+        except EndedError as e:
+            previews.append(Preview(file.path, {}, unreadable=str(e)))
+        except NotFoundError:
+            continue
     return previews
 
 

@@ -13,8 +13,9 @@ anything, so no sign is taken back, but those of a first batch that is refused.
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -35,6 +36,7 @@ from lakeupsert.storage import ObjectReader
 from lakeupsert.table.chain import Chain, Link
 from lakeupsert.table.lease import Lease
 
+Found = TypeVar("Found")
 _NOT_TOLD = ("spark-failed", "task-died", "worker-died")
 """Codes of errors after which nobody knows whether a file has ended a process."""
 
@@ -119,6 +121,21 @@ def ending_files(
     return {(file.path, file.etag): found[file.path] for file in inputs if file.path in found}
 
 
+class Apart:
+    """Landing files as another process reads them."""
+
+    def __init__(self, landing: ObjectReader, alive: Callable[[], object] = lambda: None) -> None:
+        self._landing, self._alive = landing, alive
+        self._children = Children()
+        self.close = self._children.close
+
+    def read(self, function: Callable[..., Found], file: LandingInput, *args: object) -> Found:
+        """Return what ``function(landing, file, *args)`` does, or raise what it raises. Raises EndedError if the file ends the
+        process."""
+        seconds = LEAST_SECONDS + file.size / BYTES_A_SECOND
+        return self._children.call(seconds, function, self._landing, file, *args, alive=self._alive)
+
+
 def _try_all(
     landing: ObjectReader,
     reading: Reading,
@@ -126,15 +143,12 @@ def _try_all(
     alive: Callable[[], object] = lambda: None,
 ) -> dict[str, str]:
     found: dict[str, str] = {}
-    children = Children()
-    try:
+    with closing(Apart(landing, alive)) as apart:
         for file in inputs:
             try:
-                children.call(LEAST_SECONDS + file.size / BYTES_A_SECOND, _read, landing, file, reading, alive=alive)
+                apart.read(_read, file, reading)
             except EndedError as e:
                 found[file.path] = str(e)
-    finally:
-        children.end()
     return found
 
 
