@@ -388,7 +388,6 @@ def test_a_snapshot_that_expires_meanwhile_gets_no_tag(tmp_path: Path) -> None:
     assert not lake.table.snapshots()[0].body.tags
 
 
-@pytest.mark.long
 def test_a_reprocess_that_waits_for_its_workers_keeps_adopted_files_and_later_batches(
     tmp_path: Path, time: PassingTime
 ) -> None:
