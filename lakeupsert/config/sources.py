@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
@@ -21,8 +21,9 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 
 
 class SourceSettings(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
-    """The settings of every ``[sources.NAME]``."""
+    """The settings of every ``[sources.NAME]``. ``extra`` is no setting: the one of ours that it needs."""
 
+    extra: ClassVar[str] = "capture"
     from_: str
     """The server, without a password: ``postgresql://USER@HOST:PORT/DATABASE``."""
     table: str

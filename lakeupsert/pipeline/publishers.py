@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from lakeupsert.config import PUBLISHERS
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
-from lakeupsert.phrases import install_extra
+from lakeupsert.extras import needs_extra
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.publishers import UNFINISHED, PublishedTable, Publisher
 from lakeupsert.storage import ObjectInfo
@@ -68,14 +68,9 @@ def publisher(table: OpenTable, name: str) -> Publisher:
     # Not the objects of the history: what a leader holds is not checked by what a publisher writes.
     objects = TableObjects(table.resources.store)
     published = PublishedTable(table.settings, objects, table.history.version, table.resources.map_concurrently)
-    try:  # only here: a worker of a table without publishers starts without their modules
+    with needs_extra(f"The publisher {name!r}", PUBLISHERS[name].extra):
+        # Only here: a worker of a table without publishers starts without their modules.
         made: Publisher = import_module(f"lakeupsert.publishers.{name}").open_publisher(published)
-    except ImportError as e:
-        raise ConfigurationError(
-            "extra-missing",
-            f"The publisher {name!r} needs {e.name or e}, which is not installed. Nothing was done.",
-            next=install_extra(PUBLISHERS[name].extra),
-        ) from e
     return made
 
 

@@ -23,7 +23,7 @@ import msgspec
 
 from lakeupsert.decoding import UNREADABLE, decoder_of
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
-from lakeupsert.phrases import install_extra
+from lakeupsert.extras import needs_extra
 from lakeupsert.queue.base import NOTHING_DONE, DeadLetter, Lease, Message, MessageError, QueueStats
 from lakeupsert.queue.service import Received, Record, ServiceQueue
 from lakeupsert.retries import LONGEST_AZURE_LEASE_SECONDS, PEEK_SECONDS
@@ -273,16 +273,10 @@ class AzureQueue(ServiceQueue["QueueMessage"]):
 
 @kept("AZURE_", 8)
 def _client(account: str, name: str) -> "QueueClient":
-    try:
+    with needs_extra(f"The queue {name!r}", "azure", NOTHING_DONE):
         from azure.storage.queue import ExponentialRetry, QueueClient
 
         from lakeupsert.storage.adls_client import credential
-    except ModuleNotFoundError as e:
-        raise ConfigurationError(
-            "extra-missing",
-            f"The queue {name!r} is in Azure, but {e.name} is not installed. {NOTHING_DONE}",
-            next=install_extra("azure"),
-        ) from e
     options: dict[str, object] = {
         "transport": azureaccount.transport(),
         "retry_policy": ExponentialRetry(**azureaccount.backoff()),

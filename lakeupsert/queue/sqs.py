@@ -21,7 +21,7 @@ import msgspec
 
 from lakeupsert import clock, retries
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
-from lakeupsert.phrases import install_extra
+from lakeupsert.extras import needs_extra
 from lakeupsert.queue.base import NOTHING_DONE, DeadLetter, Lease, Message, MessageError, QueueStats
 from lakeupsert.queue.service import Received, Record, ServiceQueue
 
@@ -297,16 +297,10 @@ class SqsQueue(ServiceQueue[dict[str, Any]]):
     def _client(self) -> "BaseClient":
         """A client of this process. A connection shared with a parent process would mix their answers."""
         if self._connection is None or self._connection[0] != os.getpid():
-            try:
+            with needs_extra(f"The queue {self.name!r}", "aws", NOTHING_DONE):
                 import boto3
                 from botocore.config import Config
                 from botocore.exceptions import BotoCoreError
-            except ImportError as e:
-                raise ConfigurationError(
-                    "extra-missing",
-                    f"The queue {self.name!r} is in SQS, but boto3 is not installed. {NOTHING_DONE}",
-                    next=install_extra("aws"),
-                ) from e
             config = Config(
                 connect_timeout=retries.CONNECT_SECONDS,
                 read_timeout=retries.MOST_WAIT_SECONDS + retries.ANSWER_SECONDS,

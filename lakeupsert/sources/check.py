@@ -11,10 +11,10 @@ from contextlib import closing
 from lakeupsert.config import DatabaseSource, KafkaSource, SourceSettings
 from lakeupsert.config.sources import password_of, password_variable
 from lakeupsert.decoding import decoder_of
+from lakeupsert.extras import needs_extra
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.sources.draft import ENDING
-from lakeupsert.sources.extras import needs_extra
 from lakeupsert.sources.files import SourceFiles
 
 Sign = tuple[str, str | None]
@@ -28,7 +28,7 @@ def check_source(table: OpenTable, name: str, source: SourceSettings) -> Iterato
         yield f"{password_variable(name)} is {'set' if password else 'not set, so no password is sent'}", None
     head = SourceFiles(table, name, ENDING).find_head()
     position = head.body.after if head else None
-    with needs_extra("`capture`", source):
+    with needs_extra("`capture`", source.extra, "Nothing was read."):
         if isinstance(source, DatabaseSource):
             yield from _check_database(table, name, source, password, position)
         elif isinstance(source, KafkaSource):

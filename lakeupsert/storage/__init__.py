@@ -1,12 +1,11 @@
 """Object stores. `open_store` chooses the backend for an address, `open_landing` also one that can only be read."""
 
-import sys
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.phrases import install_extra
+from lakeupsert.extras import needs_extra
 from lakeupsert.storage.base import (
     DamagedObjectError,
     ForeignObjectError,
@@ -58,16 +57,12 @@ def open_landing(address: str) -> ObjectReader:
     if can_commit(address) and scheme != "memory":
         store = open_store(address)
         return LandingFolder(store.root) if isinstance(store, LocalStore) else store
-    try:
+    with needs_extra(address, _READER_EXTRAS.get(scheme, "fsspec")):
         import fsspec  # noqa: F401  an extra
-    except ImportError as e:
-        raise _missing(address, e, _READER_EXTRAS.get(scheme, "fsspec")) from e
     from lakeupsert.storage.fsspec_reader import FsspecReader
 
-    try:
+    with needs_extra(address, _READER_EXTRAS.get(scheme)):
         return FsspecReader(address)
-    except ImportError as e:
-        raise _missing(address, e, _READER_EXTRAS.get(scheme)) from e
 
 
 def open_own_folder(address: str, folder: str) -> ObjectStore:
@@ -104,10 +99,8 @@ def open_store(address: str) -> ObjectStore:
             next="use a local path or one of these addresses; for a landing zone, also any of fsspec's file systems",
         )
     module, name, extra = _BACKENDS[_SCHEMES[scheme]]
-    try:
+    with needs_extra(address, extra):
         store: ObjectStore = getattr(import_module(module), name)(address)
-    except ImportError as e:
-        raise _missing(address, e, extra) from e
     return store
 
 
@@ -126,13 +119,3 @@ def _is_only_read(scheme: str) -> bool:
     except ImportError:
         return False
     return scheme in available_protocols()
-
-
-def _missing(address: str, error: ImportError, extra: str | None) -> ConfigurationError:
-    """The error for a missing package; ``extra``: which one has it. Without, the message is fsspec's and names it."""
-    cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
-    return ConfigurationError(
-        "extra-missing",
-        f"{address} needs {cause.name or cause}, which is not installed. Nothing was done.",
-        next=install_extra(extra) if extra else f"{error}; install it for {sys.executable}",
-    )

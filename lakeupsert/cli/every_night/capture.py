@@ -76,9 +76,9 @@ def capture(call: Call, source: str | None, health_file: Path | None) -> Answer:
 
 
 def _follower(settings: SourceSettings, others: Iterable["OpenTable"]) -> "Follower":
-    from lakeupsert.sources.extras import needs_extra
+    from lakeupsert.extras import needs_extra
 
-    with needs_extra("`capture`", settings):
+    with needs_extra("`capture`", settings.extra, "Nothing was read."):
         if isinstance(settings, KafkaSource):
             from lakeupsert.sources.kafka import follow_topics
 

@@ -11,7 +11,7 @@ from lakeupsert.cli.options import parse_size
 from lakeupsert.cli.program import main
 from lakeupsert.cli.signals import no_signals
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.phrases import install_extra
+from lakeupsert.extras import needs_extra
 
 _TOKEN = "LAKEUPSERT_TOKEN"
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -37,11 +37,8 @@ def serve(
       lakeupsert serve --port 8421
     """
     token = _token(host, token_file)
-    try:
+    with needs_extra("`serve`", "serve", "The server was not started."):
         from lakeupsert.endpoint.server import run_server
-    except ImportError as e:
-        missing = f"`serve` needs {e.name or e}, which is not installed. The server was not started."
-        raise ConfigurationError("extra-missing", missing, next=install_extra("serve")) from e
     from lakeupsert.endpoint.batches import Batches
     from lakeupsert.endpoint.gate import Gate
     from lakeupsert.pipeline.opened import OpenTable

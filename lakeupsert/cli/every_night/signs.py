@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
-from lakeupsert.errors import ConfigurationError
-from lakeupsert.phrases import install_extra
+from lakeupsert.extras import needs_extra
 from lakeupsert.retries import GRACE_SECONDS
 
 if TYPE_CHECKING:
@@ -75,14 +74,8 @@ def signs_of_life(health_file: Path | None, metrics_file: Path | None) -> Iterat
 
 
 def _metrics_into(path: Path) -> "WorkerMetrics":
-    try:
+    with needs_extra("--metrics-file", "prometheus"):
         from lakeupsert.cli.every_night.metrics import WorkerMetrics
-    except ImportError as e:
-        raise ConfigurationError(
-            "extra-missing",
-            f"--metrics-file needs {e.name or e}, which is not installed. Nothing was done.",
-            next=install_extra("prometheus"),
-        ) from e
     return WorkerMetrics(path)
 
 

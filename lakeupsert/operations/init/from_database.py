@@ -15,11 +15,11 @@ import msgspec
 from lakeupsert.config import DatabaseSource, TableSettings, cores, is_remote
 from lakeupsert.config.messages import Refusal
 from lakeupsert.config.sources import name_of_source, parse_source, password_of, password_variable, refuse_credential
+from lakeupsert.extras import needs_extra
 from lakeupsert.operations.init.buckets import describe_rule, expression, propose_count
 from lakeupsert.operations.init.propose import processed_zone, table_name_of
 from lakeupsert.operations.init.translation import Setting, Translation
 from lakeupsert.phrases import with_advice
-from lakeupsert.sources.extras import needs_extra
 
 if TYPE_CHECKING:
     from lakeupsert.sources.catalogue import CatalogueTable
@@ -42,7 +42,7 @@ def propose_database(address: str, landing: str | None, table: str | None, folde
         Refusal("init", "--from")("the address", address, "expected postgresql://USER@HOST:PORT/DATABASE")
     parse_source("init --from", name, {"from": address, "table": "t", "tables": ["t"]}, {"t": None})
     source = DatabaseSource(from_=address, table="", tables=())
-    with needs_extra("`init --from`", source):
+    with needs_extra("`init --from`", source.extra, "Nothing was read."):
         from lakeupsert.sources.catalogue import read_catalogue
         from lakeupsert.sources.debezium import start_jvm
 

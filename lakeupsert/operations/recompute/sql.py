@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.extras import needs_extra
 from lakeupsert.operations.recompute.text import BYTES
-from lakeupsert.phrases import install_extra
 from lakeupsert.read.arrow import reader_schema
 from lakeupsert.read.duckdb import identifier, literal
 from lakeupsert.table.roles import Ordering
@@ -79,14 +78,8 @@ def import_duckdb() -> ModuleType:
 
 def import_extra(name: str, use: str) -> ModuleType:
     """Import a package that `reconcile --deep` uses, or raise ConfigurationError if it is not installed."""
-    try:
+    with needs_extra(f"`reconcile --deep` {use} and", "reconcile"):
         return import_module(name)
-    except ModuleNotFoundError as e:
-        raise ConfigurationError(
-            "extra-missing",
-            f"`reconcile --deep` {use}, which is not installed. Nothing was done.",
-            next=install_extra("reconcile"),
-        ) from e
 
 
 @contextmanager
