@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, TypeVar
 
 from lakeupsert.config import PublisherName
 from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
-from lakeupsert.operations.adopt import AdoptResult, adopt
+from lakeupsert.operations.adopt.adopt import AdoptResult, adopt
 from lakeupsert.operations.backup import CopyResult, backup, recover
 from lakeupsert.operations.changes import Changes, changes, changes_to_spark
 from lakeupsert.operations.compact import compact

@@ -1,4 +1,4 @@
-"""What only some installations have: the packages of an extra."""
+"""Packages that an extra adds, which only some installations have."""
 
 import sys
 from collections.abc import Iterator

@@ -21,7 +21,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 
 
 class SourceSettings(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
-    """The settings of every ``[sources.NAME]``. ``extra`` is no setting: the one of ours that it needs."""
+    """The settings of every ``[sources.NAME]``. ``extra``, not a setting, is the one of ours that it needs."""
 
     extra: ClassVar[str] = "capture"
     from_: str

@@ -138,8 +138,7 @@ def plan(
     Raises:
         ConfigurationError: as `append` before it writes, and if ``prices`` can't be read.
     """
-    store = open_store(table.settings.processed)
-    price_list = load_prices(prices, local=isinstance(store, LocalStore))
+    price_list = load_prices(prices, local=isinstance(open_store(table.settings.processed), LocalStore))
     ground = discover(table)
     files, warnings = ground.inputs, ground.warnings
     head, known = ground.head, ground.spec

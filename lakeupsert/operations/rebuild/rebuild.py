@@ -25,7 +25,7 @@ from lakeupsert.engine.hosts import Host, map_counted
 from lakeupsert.engine.merge import MergeOutput, MergeTask
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.landing.adopted import FileFooter
-from lakeupsert.operations.adopt import commit_first, first_entry, is_partition, plan_spec
+from lakeupsert.operations.adopt.adopt import commit_first, first_entry, is_partition, plan_spec
 from lakeupsert.operations.backup import OF_OTHERS
 from lakeupsert.operations.rebuild.remains import (
     PartitionRemains,

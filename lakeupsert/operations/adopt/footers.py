@@ -55,7 +55,7 @@ def read_footers(table: OpenTable, host: Host, files: Sequence[ObjectInfo]) -> l
 def _read_apart(
     store: ObjectStore, readers: Children, read: Callable[[Sequence[ObjectInfo]], Footers], files: Sequence[ObjectInfo]
 ) -> Footers:
-    """What ``read`` does, in another process. A file that ends it is found by halves."""
+    """Return what ``read`` does in another process. A file that ends it is found by halves."""
     try:
         found, requests = readers.call(LEAST_SECONDS + len(files), partial(count_requests, store, read), files)
     except EndedError as e:

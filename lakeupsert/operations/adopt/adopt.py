@@ -23,7 +23,7 @@ from lakeupsert.landing.adopted import FileFooter, null_key_error
 from lakeupsert.landing.adopted_folders import folder_type, keep_folders
 from lakeupsert.landing.formats.inference import unify
 from lakeupsert.landing.table_logs import TableLog, log_above, log_of
-from lakeupsert.operations.footers import read_footers
+from lakeupsert.operations.adopt.footers import read_footers
 from lakeupsert.phrases import count
 from lakeupsert.pipeline.append.discover import is_landing_file
 from lakeupsert.pipeline.declared import Declaration

@@ -1,0 +1,1 @@
+"""`adopt`: the files that another program wrote become a table."""
