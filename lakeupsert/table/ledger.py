@@ -4,7 +4,6 @@ docs/FORMAT.md, "Ledger entry", says what each field of an entry means.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
@@ -346,18 +345,16 @@ def active_batches(entries: Iterable[tuple[int, LedgerEntry]]) -> set[int]:
     A batch adds itself. A restore sets the batches that count to those that counted at its snapshot's batch. Batches before the
     first entry are not included.
     """
-    counting_at: dict[int, _Counting | None] = {}
-    now: _Counting | None = None
-    for number, entry in entries:
-        if entry.restored is not None:
-            now = counting_at.get(entry.restored.batch)
-        elif entry.kind == "batch":
-            now = _Counting(number, now)
-        counting_at[number] = now
+    listed = list(entries)
     numbers = set()
-    while now is not None:
-        numbers.add(now.number)
-        now = now.before
+    at = len(listed) - 1
+    while at >= 0:  # backwards, so that what a restore withdrew is never met
+        number, entry = listed[at]
+        at -= 1
+        if entry.restored is not None:
+            at -= max(0, number - 1 - entry.restored.batch)
+        elif entry.kind == "batch":
+            numbers.add(number)
     return numbers
 
 
@@ -382,11 +379,3 @@ def find_quarantined(entries: Sequence[LedgerEntry]) -> list[ReplayedFile]:
         for f in entry.quarantine
         if f.name not in replayed
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Counting:
-    """The batches that count at one number: a linked list that shares its tail with those of other numbers."""
-
-    number: int
-    before: "_Counting | None"
