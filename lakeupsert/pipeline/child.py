@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -23,6 +23,7 @@ from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.workers.drain_queues import limit_bytes
 
 Found = TypeVar("Found")
+Item = TypeVar("Item")
 MEMORY_SHARE = 0.5
 """A call may take so much of this machine's memory. More would end other processes."""
 
@@ -160,6 +161,27 @@ class Children:
             return ask(self._idle.pop() if self._idle else Child())
         except KilledError:
             return ask(Child())
+
+    def by_halves(
+        self,
+        seconds: Callable[[Sequence[Item]], float],
+        function: Callable[[Sequence[Item]], Found],
+        items: Sequence[Item],
+    ) -> Iterator[tuple[Sequence[Item], Found | EndedError]]:
+        """Yield parts of ``items``, in their order, with what ``function`` makes of each.
+
+        An item that ends the process is found by halves of halves, and is a part with its EndedError. ``seconds``: of a part.
+        """
+        try:
+            found: Found | EndedError = self.call(seconds(items), function, items)
+        except EndedError as e:
+            if len(items) > 1:
+                half = len(items) // 2
+                yield from self.by_halves(seconds, function, items[:half])
+                yield from self.by_halves(seconds, function, items[half:])
+                return
+            found = e
+        yield items, found
 
     def close(self) -> None:
         for child in self._idle:

@@ -39,7 +39,7 @@ def read_footers(table: OpenTable, host: Host, files: Sequence[ObjectInfo]) -> l
     sizes = [float(len(item) * FOOTER_BYTES) for item in items]
     store = table.resources.store
     read = partial(_read, store, table.settings.key, table.declaration.order_columns)
-    with closing(Children()) as readers:
+    with closing(Children()) as readers:  # a task elsewhere has its own
         found = map_counted(host, store, partial(_read_apart, store, readers, read), items, sizes)
         results = [result for of_item in all_or_raise(found) for result in of_item]
     bad = [r for r in results if isinstance(r, str)]
@@ -55,16 +55,19 @@ def read_footers(table: OpenTable, host: Host, files: Sequence[ObjectInfo]) -> l
 def _read_apart(
     store: ObjectStore, readers: Children, read: Callable[[Sequence[ObjectInfo]], Footers], files: Sequence[ObjectInfo]
 ) -> Footers:
-    """Return what ``read`` does in another process. A file that ends it is found by halves."""
-    try:
-        found, requests = readers.call(LEAST_SECONDS + len(files), partial(count_requests, store, read), files)
-    except EndedError as e:
-        if len(files) == 1:
-            return [f"{store.uri(files[0].name)}: {e}"]
-        half = len(files) // 2
-        return [one for part in (files[:half], files[half:]) for one in _read_apart(store, readers, read, part)]
-    store.requests.add(requests)
-    return found
+    """Return what ``read`` does in another process. A file that ends it has no footer."""
+    footers: Footers = []
+    for part, answer in readers.by_halves(_seconds, partial(count_requests, store, read), files):
+        if isinstance(answer, EndedError):
+            footers += [f"{store.uri(file.name)}: {answer}" for file in part]
+        else:
+            footers += answer[0]
+            store.requests.add(answer[1])
+    return footers
+
+
+def _seconds(files: Sequence[ObjectInfo]) -> float:
+    return LEAST_SECONDS + len(files)
 
 
 def _read(store: ObjectStore, key: Sequence[str], order_by: Sequence[str], files: Sequence[ObjectInfo]) -> Footers:

@@ -13,7 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+import pyarrow as pa
 
 from lakeupsert.config import Reading, cores
 from lakeupsert.errors import ConfigurationError, RefusedError
@@ -43,7 +46,7 @@ from lakeupsert.pipeline.child import EndedError
 from lakeupsert.pipeline.history import History
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.read_cost import ReadCost, read_cost
-from lakeupsert.storage import LocalStore, NotFoundError, open_store
+from lakeupsert.storage import LocalStore, NotFoundError, ObjectReader, open_store
 from lakeupsert.storage.base import Call
 from lakeupsert.table.layout import LISTED_TOGETHER
 from lakeupsert.table.ledger import Scope, header_blocks
@@ -145,7 +148,7 @@ def plan(
     with closing(Apart(table.resources.landing)) as apart:
         expected = _expected_spec(table, apart, files, known)
         spec = expected.spec
-        previews = _previews(table, apart, files, spec) if spec else []
+        previews = [*_previews(table, apart, files, spec)] if spec else []
     notes = [*warnings, *expected.notes, *without_operations(table, ground.entries)]
     if spec is None and files:
         notes.append(f"0 of {count(len(files), 'landing file')} can be read, and `run` would refuse them")
@@ -248,8 +251,9 @@ def _expected_spec(
     if not files:
         return _ExpectedSpec(known)
     sizes = _shares(files, table.history.reading)
-    found = {file: _survey(table, apart, file, sizes.get(file.path, 0), known) for file in files}
-    surveys = {file: one for file, one in found.items() if one is not None}
+    reading, schema, text = table.history.reading, known.schema if known else None, table.declaration.text_columns
+    found = apart.map(partial(_survey, sizes, reading, schema, text), files)
+    surveys = {file: one for file, one in zip(files, found, strict=True) if isinstance(one, Survey)}
     if known is None:
         return _first_spec(table, apart, surveys, sizes) if surveys else _ExpectedSpec(None)
     unfit = {one.path for one in unfit_files(known, list(surveys.values()))}
@@ -282,14 +286,19 @@ def _first_spec(
     return _ExpectedSpec(spec, warnings, sample)
 
 
-def _survey(table: OpenTable, apart: Apart, file: LandingInput, size: int, known: TableSpec | None) -> Survey | None:
+def _survey(
+    sizes: Mapping[str, int],
+    reading: Reading,
+    known: pa.Schema | None,
+    text: frozenset[str],
+    landing: ObjectReader,
+    file: LandingInput,
+) -> Survey | None:
     """What append finds first in a file (of a text file, in its beginning); None if the file can't be read."""
-    reading = table.history.reading
-    schema, text = known.schema if known else None, table.declaration.text_columns
-    with suppress(Unreadable, NotFoundError, EndedError):
+    with suppress(Unreadable, NotFoundError):
         if not format_of(file.path, reading.format).typed:
-            return apart.read(read_beginning, file, 0, size, reading, schema, text).survey
-        found = apart.read(survey, file, reading, schema, text)
+            return read_beginning(landing, file, 0, sizes.get(file.path, 0), reading, known, text).survey
+        found = survey(landing, file, reading, known, text)
         return found if found.schema is not None else None
     return None
 
@@ -304,17 +313,20 @@ def _shares(files: Sequence[LandingInput], reading: Reading) -> dict[str, int]:
     return shares
 
 
-def _previews(table: OpenTable, apart: Apart, files: Sequence[LandingInput], spec: TableSpec) -> list[Preview]:
+def _previews(table: OpenTable, apart: Apart, files: Sequence[LandingInput], spec: TableSpec) -> Iterator[Preview]:
     reading = table.history.reading
-    sizes, previews = _shares(files, reading), []
-    for file in files:
-        try:
-            previews.append(apart.read(preview, file, reading, spec, sizes.get(file.path, 0)))
-        except EndedError as e:
-            previews.append(Preview(file.path, {}, unreadable=str(e)))
-        except NotFoundError:
-            continue
-    return previews
+    found = apart.map(partial(_preview, _shares(files, reading), reading, spec), files)
+    for file, one in zip(files, found, strict=True):
+        if one is not None:
+            yield Preview(file.path, {}, unreadable=str(one)) if isinstance(one, EndedError) else one
+
+
+def _preview(
+    sizes: Mapping[str, int], reading: Reading, spec: TableSpec, landing: ObjectReader, file: LandingInput
+) -> Preview | None:
+    with suppress(NotFoundError):
+        return preview(landing, file, reading, spec, sizes.get(file.path, 0))
+    return None
 
 
 def _left_out(previews: Sequence[Preview]) -> Iterator[str]:

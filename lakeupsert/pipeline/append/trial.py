@@ -22,6 +22,7 @@ import pyarrow as pa
 from lakeupsert.config import Reading
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.hosts import Host
+from lakeupsert.engine.runs import runs
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.landing.content import open_landed
 from lakeupsert.landing.files import Reader, survey
@@ -43,6 +44,8 @@ _NOT_TOLD = ("spark-failed", "task-died", "worker-died")
 LEAST_SECONDS = 60.0
 """A file may take so much processor time, and `BYTES_A_SECOND` more. Less: good files are set aside."""
 BYTES_A_SECOND = 1_000_000
+FILES_A_CALL = 256
+"""So many files are read by one call if nobody waits for each. A call takes a millisecond."""
 
 
 class Trial:
@@ -132,8 +135,28 @@ class Apart:
     def read(self, function: Callable[..., Found], file: LandingInput, *args: object) -> Found:
         """Return what ``function(landing, file, *args)`` does, or raise what it raises. Raises EndedError if the file ends the
         process."""
-        seconds = LEAST_SECONDS + file.size / BYTES_A_SECOND
-        return self._children.call(seconds, function, self._landing, file, *args, alive=self._alive)
+        return self._children.call(_seconds([file]), function, self._landing, file, *args, alive=self._alive)
+
+    def map(
+        self, function: Callable[[ObjectReader, LandingInput], Found], files: Sequence[LandingInput]
+    ) -> list[Found | EndedError]:
+        """Return what ``function`` does for each of the files. It raises nothing; a file that ends the process has an
+        EndedError."""
+        found: list[Found | EndedError] = []
+        for some in runs(files, lambda file: 1, FILES_A_CALL):
+            for _, answer in self._children.by_halves(_seconds, partial(_each, function, self._landing), some):
+                found += [answer] if isinstance(answer, EndedError) else answer
+        return found
+
+
+def _seconds(files: Sequence[LandingInput]) -> float:
+    return LEAST_SECONDS + sum(file.size for file in files) / BYTES_A_SECOND
+
+
+def _each(
+    function: Callable[[ObjectReader, LandingInput], Found], landing: ObjectReader, files: Sequence[LandingInput]
+) -> list[Found]:
+    return [function(landing, file) for file in files]
 
 
 def _try_all(
