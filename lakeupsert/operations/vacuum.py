@@ -373,9 +373,10 @@ class _Survey:
             named.update(names)
             if names and self._needs(partition, number):
                 needed.update(names)
+        done = named - needed
         for name, start in packs.items():
             found = self._objects[f"{HOME}/data"][name]
-            if name in named - needed:
+            if name in done:
                 self._add(found, "merged, and every kept snapshot has it", None, None)
             elif name not in named and self._is_older(found, ORPHANED_PACKS_KEPT):
                 self._add(found, "its writer did not commit it", None, start)
@@ -387,8 +388,9 @@ class _Survey:
         entries = self._table.history.headers(number)
         named = {f.name for e in entries for f in (*e.keys, *(e.index.files if e.index else ()))}
         needed = {f.name for f in index.all} if (index := named_index(entries)) else set()
+        rewritten = named - needed
         for name, found in self._objects[KEYS].items():
-            if name in named - needed:
+            if name in rewritten:
                 self._add(found, "a part of the key index that was rewritten since", None, None)
             elif name not in named and self._is_older(found, ORPHANED_PACKS_KEPT):
                 self._add(found, "its writer did not commit it", None, TableObjects.start_of(name))
