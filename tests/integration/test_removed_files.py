@@ -10,7 +10,7 @@ from lakeupsert.api import Table
 from lakeupsert.config import DatabaseSource, SourceSettings
 from lakeupsert.operations.ingest import IngestOptions, ingest
 from lakeupsert.pipeline.append.append import append
-from lakeupsert.pipeline.append.discover import AppendOptions
+from lakeupsert.pipeline.append.discover import AppendOptions, list_landing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.removed_files import MOST_LOOKS
 from lakeupsert.pipeline.stop import Stop
@@ -122,10 +122,11 @@ def test_files_that_were_taken_are_not_listed_again(tmp_path: Path, monkeypatch:
         head = opened.history.newest_entry()
         known = opened.history.taken(head.number) if head else opened.history.known_taken
         shown.clear()
-        new = {one.name: one for one in every(landing, "") if not known.has(one)}
         with monkeypatch.context() as patch:
             patch.setattr(landing, "list", spy)
-            append(opened, AppendOptions(host="local", only=new))
+            listed = [*list_landing(opened, taken=known)]
+            new = {one.name: one for one in listed if not known.has(one)}
+            append(opened, AppendOptions(host="local", only=new, listed=listed))
         return {*shown} - {"9"}
 
     def rows() -> int:
@@ -138,7 +139,5 @@ def test_files_that_were_taken_are_not_listed_again(tmp_path: Path, monkeypatch:
     assert (batch(), rows()) == ({"3", "4", "5"}, 5)
     assert (batch(), rows()) == (set(), 5)
     files[1].write_bytes(files[0].read_bytes())  # somebody has mended it
-    assert (batch(), rows()) == ({"1", "2", "3", "4", "5"}, 6)
-    files[1].write_bytes(files[2].read_bytes())
     ingest(opened, IngestOptions(seconds=0, max_seconds=1.0))
-    assert rows() == 7
+    assert rows() == 6
