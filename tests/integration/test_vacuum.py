@@ -394,9 +394,8 @@ def test_a_snapshot_that_expires_meanwhile_gets_no_tag(tmp_path: Path) -> None:
     assert not lake.table.snapshots()[0].body.tags
 
 
-def test_a_reprocess_that_waits_for_its_workers_keeps_adopted_files_and_later_batches(
-    tmp_path: Path, time: PassingTime
-) -> None:
+def with_adopted(tmp_path: Path) -> tuple[Lake, Path]:
+    """A table that has merged an adopted file of 2020-01-01, and that file."""
     folder = tmp_path / "processed/d=2020-01-01"
     folder.mkdir(parents=True)
     adopted = [{n: v for n, v in row(k, 0, 0, 7).items() if n not in ("d", "op")} for k in "az"]
@@ -405,6 +404,22 @@ def test_a_reprocess_that_waits_for_its_workers_keeps_adopted_files_and_later_ba
     lake = Lake(tmp_path, keep_snapshots=1)
     lake.table.adopt()
     night(lake, 1)
+    return lake, folder / "theirs.parquet"
+
+
+def test_a_reprocess_of_other_partitions_keeps_no_adopted_file(tmp_path: Path, time: PassingTime) -> None:
+    lake, theirs = with_adopted(tmp_path)
+    reprocess(lake.opened, ReprocessOptions(lambda name: name == "d=2020-01-02", source="landing", host="local"))
+    for _ in range(3):
+        lake.table.vacuum(dry=False)
+        time.passed += timedelta(days=2)
+    assert not theirs.exists()
+
+
+def test_a_reprocess_that_waits_for_its_workers_keeps_adopted_files_and_later_batches(
+    tmp_path: Path, time: PassingTime
+) -> None:
+    lake, theirs = with_adopted(tmp_path)
     table = lake.opened
     reprocess(table, ReprocessOptions(source="landing", host="local"))
     lake.land("2.jsonl", [row("b", 0, 2, 2)])
@@ -417,7 +432,7 @@ def test_a_reprocess_that_waits_for_its_workers_keeps_adopted_files_and_later_ba
         lake.table.vacuum(dry=False)
         time.passed += timedelta(days=2)
     lake.table.vacuum(dry=False)
-    assert (folder / "theirs.parquet").exists()
+    assert theirs.exists()
 
     lake.reopen()
     merged = [r for r in lake.table.dedupe() if r.status == "merged"]
@@ -429,7 +444,7 @@ def test_a_reprocess_that_waits_for_its_workers_keeps_adopted_files_and_later_ba
         lake.table.vacuum(dry=False)
         time.passed += timedelta(days=2)
     lake.table.vacuum(dry=False)
-    assert not (folder / "theirs.parquet").exists()
+    assert not theirs.exists()
     assert lake.rows() == before
 
 
