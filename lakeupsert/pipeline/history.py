@@ -132,8 +132,8 @@ class History:
         """Drop ledger entries that the last snapshot shows, but the last ones: a worker may live for months. An entry that is
         needed again is read again. No other thread may use the table meanwhile."""
         shown = self.known_snapshot.body.batch if self.known_snapshot else 0
-        old = [number for number in self._entries if number < min(shown, max(self._entries))]
-        for number in sorted(old)[:-KEPT_ENTRIES]:
+        least = min(shown, max(self._entries, default=0))
+        for number in sorted(number for number in self._entries if number < least)[:-KEPT_ENTRIES]:
             del self._entries[number]
 
     def ledger_head(self) -> Link[LedgerEntry] | None:
