@@ -143,10 +143,9 @@ class Child:
 
 
 class Children:
-    """Processes that stay for later calls, from any thread.
+    """Processes that stay for later calls, from any thread. A call whose process somebody else ended is made once more.
 
-    A call whose process ended is made once more, in a new one, if somebody else ended it, or if earlier calls left something in
-    it. Pickled, this has no process.
+    Pickled, this has no process.
     """
 
     def __init__(self) -> None:
@@ -171,13 +170,10 @@ class Children:
                 if child.rests:
                     self._idle.append(child)
 
-        used = self._idle.pop() if self._idle else None
         try:
-            return ask(used or Child())
-        except EndedError as e:
-            if used is None and not isinstance(e, KilledError):
-                raise
-        return ask(Child())
+            return ask(self._idle.pop() if self._idle else Child())
+        except KilledError:
+            return ask(Child())
 
     def by_halves(
         self,

@@ -16,15 +16,11 @@ from click.testing import CliRunner
 
 from lakeupsert import ConfigurationError, RefusedError, Table
 from lakeupsert.cli import main
-from lakeupsert.config import Reading
-from lakeupsert.engine.hosts import LocalHost
-from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.operations import vacuum
 from lakeupsert.operations.ingest import IngestOptions, ingest
 from lakeupsert.operations.init import apart
 from lakeupsert.pipeline import child
 from lakeupsert.pipeline.append import trial
-from lakeupsert.pipeline.append.trial import ending_files
 from lakeupsert.pipeline.leadership import Leadership
 from lakeupsert.pipeline.workers.drain_queues import limit_bytes
 from lakeupsert.storage import LocalStore
@@ -208,14 +204,6 @@ def test_a_script_runs_once(tmp_path: Path) -> None:
     assert ids(table) == ["a-0", "b-0"]
     assert len(refused(table)) == 1
     assert not has_sign(tmp_path)
-
-
-def test_a_process_that_has_read_others_is_no_judge(tmp_path: Path) -> None:
-    """It may lack memory that others took, or have a heap that they damaged."""
-    land(tmp_path, "a", "ends-used")
-    store = ending_store.EndingStore(tmp_path / "landing")
-    files = [LandingInput(found.name, found.size, found.etag, place=0) for found in store.list("")]
-    assert ending_files(LocalHost(), store, files, Reading(), lambda: None) == {}
 
 
 def test_an_error_of_who_waits_is_not_the_file_s() -> None:
