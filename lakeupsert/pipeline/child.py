@@ -44,14 +44,13 @@ class KilledError(EndedError):
 
 
 class Child:
-    """One process, for one call at a time. ``rests``: whether it can take one; after an EndedError it has ended."""
+    """One process, for one call at a time. After an EndedError it has ended."""
 
     def __init__(self) -> None:
-        self.rests = True
         self._answers, theirs = Pipe()
         memory = int(limit_bytes() * MEMORY_SHARE)
         # A copy of this process would have its locks and connections. One of multiprocessing would run the user's script again.
-        code = f"import sys; sys.path[:] = {[*map(str, sys.path)]}; from {__name__} import answer_calls; "
+        code = f"import sys; sys.path[:] = {sys.path}; from {__name__} import answer_calls; "
         code += f"answer_calls({theirs.fileno()}, {memory})"
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
         try:
@@ -81,33 +80,19 @@ class Child:
 
         Raises EndedError if the process ends, or if the call takes more than ``seconds`` of processor time or too much memory.
         """
-        self.rests = False
-        try:
-            with self._ends_within(WAITS * seconds):
-                found = self._ask(seconds, (seconds, function, args), alive)
-            self.rests = not isinstance(found, EndedError)
-        finally:
-            if not self.rests:  # its answer may still come, and would be the next call's
-                self.end()
+        with self._ends_within(WAITS * seconds):
+            try:
+                self._answers.send((seconds, function, args))
+                while not self._answers.poll(1.0):
+                    alive()
+                found = self._answers.recv()
+            except (EOFError, OSError) as e:
+                raise self._error(seconds) from e
+        if isinstance(found, EndedError):
+            self.end()
         if isinstance(found, Exception):
             raise found
         return cast(Found, found)
-
-    def _ask(self, seconds: float, call: tuple[object, ...], alive: Callable[[], object]) -> object:
-        with self._ended(seconds):
-            self._answers.send(call)
-        while True:
-            with self._ended(seconds):
-                if self._answers.poll(1.0):
-                    return cast(object, self._answers.recv())
-            alive()  # an error of it is not the process's
-
-    @contextmanager
-    def _ended(self, seconds: float) -> Iterator[None]:
-        try:
-            yield
-        except (EOFError, OSError) as e:
-            raise self._error(seconds) from e
 
     @contextmanager
     def _ends_within(self, seconds: float) -> Iterator[None]:
@@ -136,7 +121,6 @@ class Child:
         return (signal.strsignal(-code) or f"signal {-code}") if code < 0 else f"exit code {code}"
 
     def end(self) -> None:
-        self.rests = False
         self._process.kill()
         self._process.wait()
         self._answers.close()
@@ -145,8 +129,7 @@ class Child:
 class Children:
     """Processes that stay for later calls, from any thread. A call whose process somebody else ended is made once more.
 
-    Pickled, this has no process.
-    """
+    Pickled, it has no process."""
 
     def __init__(self) -> None:
         self._idle: list[Child] = []
@@ -165,10 +148,14 @@ class Children:
 
         def ask(child: Child) -> Found:
             try:
-                return child.call(seconds, function, *args, alive=alive)
-            finally:
-                if child.rests:
-                    self._idle.append(child)
+                found = child.call(seconds, function, *args, alive=alive)
+            except EndedError:
+                raise
+            except Exception:  # the function's
+                self._idle.append(child)
+                raise
+            self._idle.append(child)  # else its answer is still to come, and would be the next call's
+            return found
 
         try:
             return ask(self._idle.pop() if self._idle else Child())
@@ -188,10 +175,6 @@ class Children:
         try:
             found: Found | EndedError = self.call(seconds(items), function, items)
         except EndedError as e:
-            if len(items) > 1 and isinstance(e, KilledError):
-                raise TryAgainError(
-                    "worker-died", f"{e} Nothing was committed.", next="run the same command again"
-                ) from e
             if len(items) > 1:
                 half = len(items) // 2
                 yield from self.by_halves(seconds, function, items[:half])

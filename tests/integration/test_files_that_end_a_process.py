@@ -206,14 +206,6 @@ def test_a_script_runs_once(tmp_path: Path) -> None:
     assert not has_sign(tmp_path)
 
 
-def test_an_error_of_who_waits_is_not_the_file_s() -> None:
-    def tell() -> None:
-        raise BrokenPipeError
-
-    with pytest.raises(BrokenPipeError):
-        child.Children().call(60.0, signal.pause, alive=tell)
-
-
 def test_plan_says_that_it_would_be_set_aside(tmp_path: Path) -> None:
     land(tmp_path, "ends-abort", "a", rows=2)
     for rows in (2, 5):  # of a table that there is not yet, and of one
