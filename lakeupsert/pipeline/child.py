@@ -129,7 +129,8 @@ class Child:
 class Children:
     """Processes that stay for later calls, from any thread. A call whose process somebody else ended is made once more.
 
-    Pickled, it has no process."""
+    Pickled, it has no process.
+    """
 
     def __init__(self) -> None:
         self._idle: list[Child] = []

@@ -141,3 +141,6 @@ def test_files_that_were_taken_are_not_listed_again(tmp_path: Path, monkeypatch:
     files[1].write_bytes(files[0].read_bytes())  # somebody has mended it
     ingest(opened, IngestOptions(seconds=0, max_seconds=1.0))
     assert rows() == 6
+    files[1].write_bytes(files[2].read_bytes())
+    ingest(opened, IngestOptions(seconds=0, max_seconds=1.0))
+    assert rows() == 7

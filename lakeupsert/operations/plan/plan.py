@@ -252,7 +252,7 @@ def _expected_spec(
         return _ExpectedSpec(known)
     sizes = _shares(files, table.history.reading)
     reading, schema, text = table.history.reading, known.schema if known else None, table.declaration.text_columns
-    found = apart.map(partial(_survey, sizes, reading, schema, text), files)
+    found = apart.map(partial(_survey, reading, schema, text), [*sizes.items()])
     surveys = {file: one for file, one in zip(files, found, strict=True) if isinstance(one, Survey)}
     if known is None:
         return _first_spec(table, apart, surveys, sizes) if surveys else _ExpectedSpec(None)
@@ -268,7 +268,7 @@ def _expected_spec(
 
 
 def _first_spec(
-    table: OpenTable, apart: Apart, surveys: Mapping[LandingInput, Survey], sizes: Mapping[str, int]
+    table: OpenTable, apart: Apart, surveys: Mapping[LandingInput, Survey], sizes: Mapping[LandingInput, int]
 ) -> _ExpectedSpec:
     try:
         spec, warnings = plan_spec(table, None, list(surveys.values()), ahead=True)
@@ -280,52 +280,51 @@ def _first_spec(
     largest = max(surveys, key=lambda f: f.size)
     sample: tuple[tuple[float, float], ...] = ()
     with suppress(EndedError):
-        size = sizes.get(largest.path, 0)
-        rows = apart.read(read_beginning, largest, SAMPLE_ROWS, size, table.history.reading).rows
+        rows = apart.read(read_beginning, largest, SAMPLE_ROWS, sizes[largest], table.history.reading).rows
         sample = tuple((len(part), parquet_bytes(part)) for part in (rows.slice(0, 1), rows) if len(part))
     return _ExpectedSpec(spec, warnings, sample)
 
 
 def _survey(
-    sizes: Mapping[str, int],
     reading: Reading,
     known: pa.Schema | None,
     text: frozenset[str],
     landing: ObjectReader,
     file: LandingInput,
+    size: int,
 ) -> Survey | None:
     """What append finds first in a file (of a text file, in its beginning); None if the file can't be read."""
     with suppress(Unreadable, NotFoundError):
         if not format_of(file.path, reading.format).typed:
-            return read_beginning(landing, file, 0, sizes.get(file.path, 0), reading, known, text).survey
+            return read_beginning(landing, file, 0, size, reading, known, text).survey
         found = survey(landing, file, reading, known, text)
         return found if found.schema is not None else None
     return None
 
 
-def _shares(files: Sequence[LandingInput], reading: Reading) -> dict[str, int]:
-    """How many bytes are read of each text or Avro file: `TEXT_BYTES` in all, small files whole."""
+def _shares(files: Sequence[LandingInput], reading: Reading) -> dict[LandingInput, int]:
+    """How many bytes are read of each file: of text and Avro `TEXT_BYTES` in all, small files whole; 0 for others, which say
+    where their columns are."""
+    shares = dict.fromkeys(files, 0)
     text = sorted((f for f in files if not format_of(f.path, reading.format).seekable), key=lambda f: f.size)
-    left, shares = TEXT_BYTES, {}
+    left = TEXT_BYTES
     for i, file in enumerate(text):
-        shares[file.path] = min(file.size, left // (len(text) - i))
-        left -= shares[file.path]
+        shares[file] = min(file.size, left // (len(text) - i))
+        left -= shares[file]
     return shares
 
 
 def _previews(table: OpenTable, apart: Apart, files: Sequence[LandingInput], spec: TableSpec) -> Iterator[Preview]:
     reading = table.history.reading
-    found = apart.map(partial(_preview, _shares(files, reading), reading, spec), files)
+    found = apart.map(partial(_preview, reading, spec), [*_shares(files, reading).items()])
     for file, one in zip(files, found, strict=True):
         if one is not None:
             yield Preview(file.path, {}, unreadable=str(one)) if isinstance(one, EndedError) else one
 
 
-def _preview(
-    sizes: Mapping[str, int], reading: Reading, spec: TableSpec, landing: ObjectReader, file: LandingInput
-) -> Preview | None:
+def _preview(reading: Reading, spec: TableSpec, landing: ObjectReader, file: LandingInput, size: int) -> Preview | None:
     with suppress(NotFoundError):
-        return preview(landing, file, reading, spec, sizes.get(file.path, 0))
+        return preview(landing, file, reading, spec, size)
     return None
 
 

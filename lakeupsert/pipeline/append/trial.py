@@ -38,6 +38,8 @@ from lakeupsert.table.chain import Chain, Link
 from lakeupsert.table.lease import Lease
 
 Found = TypeVar("Found")
+Share = tuple[LandingInput, int]
+"""A landing file, and how many bytes of it are read."""
 _NOT_TOLD = ("spark-failed", "task-died", "worker-died")
 """Codes of errors after which nobody knows whether a file has ended a process."""
 
@@ -135,28 +137,32 @@ class Apart:
     def read(self, function: Callable[..., Found], file: LandingInput, *args: object) -> Found:
         """Return what ``function(landing, file, *args)`` does, or raise what it raises. Raises EndedError if the file ends the
         process."""
-        return self._children.call(_seconds([file]), function, self._landing, file, *args, alive=self._alive)
+        return self._children.call(_seconds(file), function, self._landing, file, *args, alive=self._alive)
 
     def map(
-        self, function: Callable[[ObjectReader, LandingInput], Found], files: Sequence[LandingInput]
+        self, function: Callable[[ObjectReader, LandingInput, int], Found], files: Sequence[Share]
     ) -> list[Found | EndedError]:
-        """Return what ``function`` does for each of the files. It raises nothing; a file that ends the process has an
-        EndedError."""
+        """Return what ``function(landing, file, bytes)`` does for each of the files. It raises nothing; a file that ends the
+        process has an EndedError."""
         found: list[Found | EndedError] = []
         for some in runs(files, lambda file: 1, FILES_A_CALL):
-            for _, answer in self._children.by_halves(_seconds, partial(_each, function, self._landing), some):
+            for _, answer in self._children.by_halves(_seconds_of, partial(_each, function, self._landing), some):
                 found += [answer] if isinstance(answer, EndedError) else answer
         return found
 
 
-def _seconds(files: Sequence[LandingInput]) -> float:
+def _seconds(*files: LandingInput) -> float:
     return LEAST_SECONDS + sum(file.size for file in files) / BYTES_A_SECOND
 
 
+def _seconds_of(files: Sequence[Share]) -> float:
+    return _seconds(*(file for file, _ in files))
+
+
 def _each(
-    function: Callable[[ObjectReader, LandingInput], Found], landing: ObjectReader, files: Sequence[LandingInput]
+    function: Callable[[ObjectReader, LandingInput, int], Found], landing: ObjectReader, files: Sequence[Share]
 ) -> list[Found]:
-    return [function(landing, file) for file in files]
+    return [function(landing, file, size) for file, size in files]
 
 
 def _try_all(
